@@ -201,7 +201,11 @@ class GaussianProcess:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
-        """Read a process; raise KeyError or ValueError for other tensors."""
+        """Return the process that `tensors` describes.
+
+        Raises:
+            KeyError, ValueError: The tensors are not those of a process.
+        """
         arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
         groups = tuple(int(g) for g in arrays["groups"])
         smooth, linear, level, noise, unit, fitted_noise = (float(v) for v in arrays["constants"])
@@ -256,6 +260,9 @@ def fit_process(
         generator: Draws the landmarks, and the labels that the covariance is chosen on.
         bounds: Lower bounds of the values that are not known (n), NaN elsewhere.
         label_errors: Standard errors of the values, in addition to the noise (n; default: 0).
+
+    Returns:
+        The process, and its out-of-fold predictions.
     """
     known = np.flatnonzero(~np.isnan(values))
     unit = max(robust_deviation(values[known]), LEAST_NOISE)

@@ -71,7 +71,15 @@ def storable(text: str) -> str:
 
 @contextmanager
 def from_extra(extra: str, need: str) -> Iterator[None]:
-    """Turn failing imports into an InputError that names the missing extra, and what needs it."""
+    """Turn failing imports into an error that names the missing extra.
+
+    Args:
+        extra: Extra of pyproject.toml, such as evaluate.
+        need: What needs it; the beginning of the message.
+
+    Raises:
+        InputError: An imported package is not installed.
+    """
     try:
         yield
     except ImportError as error:

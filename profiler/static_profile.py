@@ -41,8 +41,13 @@ def static_profile(
 ) -> StaticProfile:
     """Return the static profile of a timm architecture (or a module) at one input size.
 
-    If the step cannot be traced, the profile has the reason in place of the step. Arguments are as
-    for `step_profile`, errors as of `graph_template`.
+    If the step cannot be traced, the profile has the reason in place of the step.
+
+    Args:
+        model, input_size, options, batch_sizes, by_values: As `step_profile`.
+
+    Raises:
+        UnknownArchitectureError, InputError, UnsupportedModelError: As `graph_template`.
     """
     source = StepSource.RUN if by_values else StepSource.TRACED
     tracer = _tracer(model, input_size, options, batch_sizes, by_values=by_values)
@@ -136,7 +141,11 @@ def compiled_phase(
 ) -> tuple[StepTrace, KernelTable]:
     """Return allocations and kernels of one phase's step under `torch.compile`.
 
-    Options and kernels are those of the eager step, whose kernels decide inductor's layout.
+    Args:
+        model, input_size, batch_sizes: As `step_profile`.
+        phase: Training or inference.
+        options: How the eager step is run.
+        eager: Kernels of the eager step, which decide inductor's layout.
     """
     layout = options.memory_format
     if prefers_channels_last(eager, phase):
@@ -197,8 +206,10 @@ def file_profile(
 ) -> StaticProfile:
     """Return the static profile of an ONNX file: that of a module rebuilt from it.
 
-    A file with a fixed batch size has a graph and a step for that one only. Raises as `rebuilt` and
-    `graph_template`.
+    A file with a fixed batch size has a graph and a step for that one only.
+
+    Raises:
+        ModelFileError, InputError, UnsupportedModelError: As `rebuilt`, and as `graph_template`.
     """
     module, sample, batch_size = rebuilt(path, input_size, is_tokens=is_tokens)
     batch_sizes = TRACED_BATCH_SIZES if batch_size is None else (batch_size, batch_size)
@@ -216,7 +227,10 @@ def rebuilt(
 
     The batch size is None if the file leaves it open.
 
-    The input size is that of open axes except the batch, in pixels or tokens.
+    Args:
+        path: The file.
+        input_size: Size of its open axes except the batch, in pixels or tokens.
+        is_tokens: True if it is a number of tokens.
 
     Raises:
         ModelFileError: As `load_checked`, or a size is open.

@@ -29,9 +29,13 @@ _LISTED = 20
 def nearest(
     name: str, known: Iterable[str], *, otherwise: str | None = None, cutoff: float = 0.6
 ) -> str:
-    """Return the end of an error message: similar names, or else `otherwise` or all names.
+    """Return the end of an error message: similar names, or else all names.
 
-    The cutoff is the least similarity of a name, by difflib.
+    Args:
+        name: Unknown name.
+        known: Known names.
+        otherwise: Text to use instead of a list where no name is similar.
+        cutoff: Least similarity of a name, by difflib.
     """
     names = list(known)
     near = difflib.get_close_matches(name, names, n=3, cutoff=cutoff)

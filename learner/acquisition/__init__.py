@@ -58,7 +58,15 @@ def cold_start(strategy: Strategy) -> Strategy:
 
 
 def strategy_named(name: str, others: Sequence[Strategy] = ()) -> Strategy:
-    """Return the strategy of this name, also among `others`; raise InputError if unknown."""
+    """Return the strategy of this name.
+
+    Args:
+        name: Name of the strategy.
+        others: Strategies to search in addition to those of campaigns.
+
+    Raises:
+        InputError: There is no such strategy.
+    """
     known = _STRATEGIES | {strategy.name: strategy for strategy in others}
     if name in known:
         return known[name]

@@ -63,10 +63,14 @@ def relative_spread(uncertainty: Array | None, n: int) -> FloatArray:
 def embedding_features(
     embeddings: FloatArray, static: Array, generator: np.random.Generator
 ) -> FloatArray:
-    """Return feature vectors (n, p) whose inner products are k, for configurations of a pool.
+    """Return feature vectors (n, p) whose inner products are k.
 
-    They come from embeddings (n, d) and logarithms of the static features (n, s). Nystroem features
-    approximate k beyond `LANDMARKS` configurations.
+    Nystroem features approximate k beyond `LANDMARKS` configurations.
+
+    Args:
+        embeddings: Graph embeddings of the pool (n, d).
+        static: Logarithms of the static features (n, s).
+        generator: Draws the landmarks of a large pool.
     """
     points = embedding_points(embeddings, static)
     n = len(points)

@@ -72,7 +72,13 @@ class PoolPosterior:
     def __init__(
         self, covariance: PoolCovariance, known: IntArray, noise_factor: Array | None
     ) -> None:
-        """Condition on labelled configurations, whose noise is relative to the usual one (n)."""
+        """Condition on labelled configurations.
+
+        Args:
+            covariance: Covariance without any label.
+            known: Indices of labelled configurations.
+            noise_factor: Noise variance of each measurement relative to the usual one (n).
+        """
         features = np.ascontiguousarray(covariance.features, dtype=np.float32)
         n, p = features.shape
         self._noise = np.full(n, covariance.noise) * (1.0 if noise_factor is None else noise_factor)

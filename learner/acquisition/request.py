@@ -115,10 +115,15 @@ class Strategy(Protocol):
 def explained(
     request: AcquisitionRequest, chosen: Sequence[int], **reasons: Sequence[float]
 ) -> list[Pick]:
-    """Return picks of these indices with their reasons.
+    """Return picks with their reasons.
 
-    Every pick has its rank, its rank in a uniform draw of the same candidates, the distance to the
-    nearest label when the batch was chosen, and its numbers in `reasons`.
+    Every pick has its rank, its rank in a uniform draw of the same candidates, and the distance to
+    the nearest label when the batch was chosen.
+
+    Args:
+        request: The request.
+        chosen: Indices, the most wanted first.
+        reasons: More numbers of each pick, in the order of `chosen`, by the name of the reason.
     """
     known = request.points[request.known]
     drawn = np.empty(len(request.embeddings), dtype=np.int64)

@@ -74,10 +74,14 @@ class Representation:
         *,
         noise_factor: Array | None = None,
     ) -> None:
-        """Compute the similarities of a pool's points (n, c), of which some are known.
+        """Compute the similarities.
 
-        Gains are divided by `noise_factor`, the noise variance relative to the usual one (n). The
-        generator draws the targets of a large pool.
+        Args:
+            points: Configurations of the pool as points (n, c).
+            known: Indices of labelled configurations.
+            generator: Draws the targets of a large pool.
+            noise_factor: Noise variance of each measurement relative to the usual one (n);
+                gains are divided by it.
         """
         most = max(1, min(MOST_TARGETS, MOST_PAIRS // max(len(points), 1)))
         targets = points[at_most(len(points), most, generator)]

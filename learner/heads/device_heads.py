@@ -143,7 +143,11 @@ class Heads:
         return predictions_of(tuple(heads), estimates, len(workloads))
 
     def out_of_memory(self, workloads: Sequence[Workload], capacity_mib: float) -> Array:
-        """Return each probability to exceed a memory (n); raise InputError without its head."""
+        """Return the probability that each of n workloads exceeds a device's memory (n).
+
+        Raises:
+            InputError: There is no memory head.
+        """
         if "memory_mib" not in self.heads:
             raise InputError("there are no labels of memory to predict what fits")
         return self.heads["memory_mib"].exceeding(workloads, USABLE_SHARE * capacity_mib)
@@ -176,7 +180,11 @@ class Heads:
 
     @classmethod
     def from_tensors(cls, settings: Settings, tensors: Mapping[str, Tensor]) -> Self:
-        """Read the heads; raise KeyError, TypeError or ValueError for other tensors."""
+        """Return the heads that `settings` and `tensors` describe.
+
+        Raises:
+            KeyError, TypeError, ValueError: The tensors do not fit the settings.
+        """
         unknown = set(settings["heads"]) - set(METRICS)
         if unknown:
             raise ValueError(f"heads for an unknown metric: {', '.join(sorted(unknown))}")
@@ -194,7 +202,11 @@ def _is_for(head: Head[Prior], workload: Workload) -> bool:
 def heads_from_tensors(
     preset: HeadPreset, settings: Settings, tensors: Mapping[str, Tensor]
 ) -> DeviceHeads:
-    """Read heads of any kind; raise KeyError, TypeError, ValueError or RuntimeError for others."""
+    """Return the heads that `settings` and `tensors` of any kind of heads describe.
+
+    Raises:
+        KeyError, TypeError, ValueError, RuntimeError: tensors that do not fit the settings.
+    """
     if settings["kind"] == KIND:
         return Heads.from_tensors(settings, tensors)
     from trappm.learner.heads.network_heads import KIND as NETWORKS
@@ -289,9 +301,14 @@ def _prior(
     *,
     kernels: bool,
 ) -> Prior:
-    """Return the prior of a metric without labels, given the heads that were trained before.
+    """Return the prior of a metric without labels.
 
-    `kernels` is True if the labels' kernels are used.
+    Args:
+        metric: Column of the metric.
+        spec: Specification of the device, if known.
+        evidence: Kernels of the device alone.
+        heads: Heads of the metrics that were trained before.
+        kernels: Whether to use the labels' kernels.
     """
     times = heads.get("step_time_ms")
     if metric == "power_w" and kernels and times and isinstance(times.prior, StepTimePrior):
@@ -311,7 +328,11 @@ def _kind_of(prior: Prior) -> str:
 def _metrics_with_labels(
     workloads: Sequence[Workload], targets: Array, above: Array, groups: Sequence[str]
 ) -> list[str]:
-    """Return the metrics with enough labels for a head; raises as `train_heads`."""
+    """Return the metrics with enough labels for a head.
+
+    Raises:
+        InputError: there is none, or labels that are not what `train_heads` needs.
+    """
     shape = (len(workloads), len(METRICS))
     for name, values in (("targets", targets), ("bounds", above)):
         if values.shape != shape:

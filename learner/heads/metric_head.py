@@ -43,9 +43,13 @@ OF_KERNELS = (StepTimePrior, CpuTimePrior)
 
 
 def starting_prior(metric: str, spec: DeviceSpec | None, *, kernels: bool) -> Prior:
-    """Return the prior of a metric on a device without labels; None is an unlisted device.
+    """Return the prior of a metric on a device without labels.
 
-    Workloads have kernels or not. A metric without terms of its own uses those of step time.
+    Args:
+        metric: Column of the metric, such as `memory_mib`. A metric without its own terms uses
+            those of step time.
+        spec: Specification of the device; None if the catalogue does not list it.
+        kernels: Whether the workloads have kernels.
     """
     if metric == "memory_mib":
         return CpuMemoryPrior() if spec is CPU else MemoryPrior.on(spec)
@@ -173,7 +177,11 @@ class Head(Generic[P]):
 
 
 class Ours:
-    """Default estimator, which fits heads over a prior without labels."""
+    """Default estimator, which fits heads over one kind of prior.
+
+    Args:
+        prior: Prior without labels.
+    """
 
     name = "ours"
 

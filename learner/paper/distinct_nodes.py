@@ -32,8 +32,11 @@ def node_keys(features: FloatArray, edges: IntArray) -> IntArray:
 
     Nodes are equal at depth 0 if their features are, and at depth k if they and their predecessors
     are at depth k - 1. The numbers are hashes of 63 bits: among a million different nodes, two
-    collide with a probability of one in ten million. Features have at most 64 columns, and edges
-    are producer and consumer (E, 2).
+    collide with a probability of one in ten million.
+
+    Args:
+        features: Features of the nodes (N, at most 64).
+        edges: Producer and consumer (E, 2).
     """
     bits = np.ascontiguousarray(features, dtype=np.float32).view(np.uint32).astype(np.uint64)
     key = _mixed((_mixed(bits) * _WORDS[: bits.shape[1]]).sum(axis=1, dtype=np.uint64))
@@ -140,9 +143,10 @@ def propagate(
     dropout: nn.Module,
     norms: nn.ModuleList | None = None,
 ) -> Tensor:
-    """Return the classes at the last depth (U, width).
+    """Apply SAGEConv layers, each with batch norm (optional), ReLU and dropout, to the classes.
 
-    Each SAGEConv layer is followed by batch norm (optional), ReLU and dropout.
+    Returns:
+        Rows of the classes at the last depth (U, width).
     """
     x = classes.rows
     for number, (convolution, layer) in enumerate(zip(convolutions, classes.layers, strict=True)):

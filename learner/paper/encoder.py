@@ -102,7 +102,11 @@ class Encoder:
 
     @classmethod
     def from_tensors(cls, preset: EncoderPreset, tensors: Mapping[str, Tensor]) -> Self:
-        """Read the encoder; raise KeyError or RuntimeError for other tensors."""
+        """Return the encoder that `tensors` describes.
+
+        Raises:
+            KeyError, RuntimeError: The tensors are not those of this preset.
+        """
         with torch.device("meta"):  # no memory for weights that are replaced at once
             network = EncoderNetwork(preset)
         network.load_state_dict(with_prefix(tensors, "network."), assign=True)
@@ -120,6 +124,12 @@ def train_encoder(
     """Train the autoencoder on graphs and return its frozen encoder.
 
     A fold of the architectures is held out to end the training.
+
+    Args:
+        graphs: Graphs without labels (n).
+        preset: Sizes and training settings.
+        generator: Source of all randomness.
+        on_progress: Called with the number of steps done and the largest number of steps.
 
     Raises:
         InputError: There are no graphs, or none has an edge.
@@ -149,7 +159,12 @@ def train_encoder(
 
 
 def reconstruction_loss(z: Tensor, batch: Batch) -> Tensor:
-    """Return the binary cross-entropy of A' = sigmoid(Z Z^T) on edges and on negative pairs."""
+    """Return the binary cross-entropy of A' = sigmoid(Z Z^T) on edges and on negative pairs.
+
+    Args:
+        z: Node embeddings Z (N, width).
+        batch: Batch of graphs with N nodes.
+    """
     edges = F.softplus(-edge_logits(z, batch.edge_index)).mean()
     negative = sample_negatives(batch)
     return edges + F.softplus(edge_logits(z, negative)).mean() if negative.shape[1] else edges

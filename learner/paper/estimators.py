@@ -22,7 +22,14 @@ def paper_estimator(
     encoder: Encoder | None = None,
     on_step: OnProgress = lambda done, total: None,
 ) -> Regressor:
-    """Return the paper's predictor; without an encoder, workloads come with their embeddings."""
+    """Return the paper's predictor.
+
+    Args:
+        name: Name of the predictor.
+        preset: Sizes and training settings.
+        encoder: Encoder of the graphs; None where workloads come with their embeddings.
+        on_step: Called with the number of steps done and the largest number of steps.
+    """
     return Regressor(
         name=name,
         network=lambda width, mean_nodes: HeadNetwork(preset, width, mean_nodes),
@@ -49,7 +56,11 @@ class _Embedded:
 
 
 def embedded_vectors(workloads: Sequence[Workload]) -> FloatArray:
-    """Return unscaled embeddings, which must be there, and static features (n, width + 6)."""
+    """Return unscaled embeddings and static features of workloads (n, width + 6).
+
+    Raises:
+        InputError: A workload has no embedding.
+    """
     rows = [w.embedding for w in workloads if w.embedding is not None]
     if len(rows) != len(workloads):
         raise InputError("a workload has no embedding, which networks need; encode its graph")

@@ -158,7 +158,11 @@ class NetworkModel:
     batch_nodes: int
 
     def predict(self, workloads: Sequence[Workload]) -> Estimate:
-        """Predict n workloads; raise InputError for vectors of another width than in training."""
+        """Predict n workloads.
+
+        Raises:
+            InputError: The vectors' width differs from that in training.
+        """
         data = self._data(workloads)
         outputs = np.stack([_outputs(network, data, self.batch_nodes) for network in self.networks])
         logs = self.scales.center + self.scales.scale * outputs
@@ -215,7 +219,17 @@ class NetworkModel:
         training: Training,
         tensors: Mapping[str, Tensor],
     ) -> Self:
-        """Read the model; raise KeyError, ValueError or RuntimeError for other tensors."""
+        """Return the model that `tensors` describes.
+
+        Args:
+            network: Makes a network.
+            vector: Computes the vectors of workloads.
+            training: Training settings.
+            tensors: Everything learned, by name.
+
+        Raises:
+            KeyError, ValueError, RuntimeError: The tensors are not those of such networks.
+        """
         center, scale, noise = tensors["numbers"].tolist()
         nodes, vectors = (Scaler.from_tensors(tensors, name) for name in ("nodes", "vector"))
         networks: list[nn.Module] = []

@@ -42,10 +42,19 @@ def train(
     generator: np.random.Generator,
     on_step: OnProgress = lambda done, total: None,
 ) -> None:
-    """Train a network in place with AdamW (Loshchilov and Hutter 2019), then freeze it.
+    """Train a network in place, then freeze it.
 
-    The generator shuffles the data for each round of batches, which are full at `batch_nodes`
-    nodes. Graphs of other architectures (`held_out`) may end the training before `steps`.
+    Args:
+        network: Network to train.
+        loss: Loss of a batch.
+        data: Graphs to learn from, shuffled for each round of batches.
+        held_out: Graphs of other architectures, which end the training.
+        steps: Largest number of steps.
+        learning_rate: First learning rate of AdamW.
+        weight_decay: Decoupled weight decay (Loshchilov and Hutter 2019).
+        batch_nodes: Number of nodes at which a batch is full.
+        generator: Shuffles the data.
+        on_step: Called with the number of steps done and the largest number of steps.
     """
     part_nodes = min(batch_nodes, _nodes(held_out) // PARTS)
     parts = list(batches(held_out, part_nodes, range(len(held_out))))

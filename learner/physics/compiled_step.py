@@ -54,9 +54,11 @@ _STREAM_PARTS = {
 
 
 def part_times(prior: StepTimePrior, workloads: Sequence[Workload]) -> Array:
-    """Return the time of each of `PARTS` in ms (n, parts) of steps with fused kernels (n).
+    """Return the time of each of `PARTS` in ms, with the constants of eager steps (n, parts).
 
-    The constants are those of the card's eager steps.
+    Args:
+        prior: Prior of the card's eager steps.
+        workloads: Steps with fused kernels (n).
     """
     terms = terms_of(workloads, prior.spec)
     with torch.no_grad():
@@ -143,18 +145,23 @@ def log_ratio(
 
 
 def times_of_pairs(eager: Sequence[Workload], compiled: Sequence[Workload]) -> tuple[Array, Array]:
-    """Return compiled steps by part in ms (n, parts) and logarithms of eager steps (n).
+    """Return times of n pairs on the reference card, by its eager constants.
 
-    Both are of the reference card, by its eager constants.
+    Returns:
+        The compiled steps by part in ms (n, parts), and the logarithms of the eager steps (n).
     """
     prior = _reference()[0]
     return part_times(prior, compiled), prior.log_values(eager)
 
 
 def family_offsets(errors: Array, families: Sequence[str]) -> dict[str, float]:
-    """Return what predicted logarithms lack by family, from errors and families of labels (n).
+    """Return what predicted logarithms lack by family of architectures.
 
     It is the median of the family's n errors, times n / (n + 1), as one pair says little.
+
+    Args:
+        errors: Measured less predicted logarithms (n).
+        families: Family of each (n).
     """
     of_family: dict[str, list[float]] = defaultdict(list)
     for family, error in zip(families, errors.tolist(), strict=True):

@@ -158,7 +158,11 @@ class CpuTimePrior(CpuPrior):
     @staticmethod
     @cached_with_first
     def terms_of(workload: Workload) -> list[float]:
-        """Return the terms in ms on the reference core (31); raise InputError without kernels."""
+        """Return the terms in ms on the reference core (31).
+
+        Raises:
+            InputError: A workload without kernels.
+        """
         profile = workload.kernels
         if profile is None:
             raise InputError("a workload without kernels has no simulated step time")

@@ -87,7 +87,11 @@ CPU = DeviceSpec(
 
 
 def spec_of(device: str) -> DeviceSpec:
-    """Return the specification of a device key such as `a100`; raise InputError if unknown."""
+    """Return the specification of a device key such as `a100` or `cpu-2t`.
+
+    Raises:
+        InputError: The catalogue does not list the device.
+    """
     spec = known_spec(device)
     if spec is None:
         raise InputError(

@@ -148,7 +148,11 @@ class Terms:
 
 
 def terms_of(workloads: Sequence[Workload], spec: DeviceSpec) -> Terms:
-    """Return the terms of workloads on a device; raise InputError if one has no kernels."""
+    """Return the terms of workloads on a device.
+
+    Raises:
+        InputError: a workload without kernels.
+    """
     parts = [_parts(workload, spec) for workload in workloads]
     streams, products, steps = zip(*parts, strict=True)
     return Terms(

@@ -214,7 +214,13 @@ class Lookup:
         self._picked: list[tuple[Tensor, int, Tensor, Tensor]] = []
 
     def pick(self, name: str, index: Tensor, owner: Tensor) -> Tensor:
-        """Return constants of a group by positions in it, each for its workload (k)."""
+        """Return constants of a group (k).
+
+        Args:
+            name: Name of the group.
+            index: Positions in the flattened group (k).
+            owner: Workload of each position (k).
+        """
         values = self._parts[name].index_select(0, index)
         if self._tracked:
             values.requires_grad_()

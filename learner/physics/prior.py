@@ -117,7 +117,12 @@ class TermPrior(Prior):
     """Sum of terms with log-normal coefficients."""
 
     def __init__(self, spec: PriorSpec, log_constants: Array | None = None) -> None:
-        """Create a prior with logarithms of the constants (k; default: reference device)."""
+        """Create a prior.
+
+        Args:
+            spec: Terms and spreads.
+            log_constants: Logarithms of the constants (k; default: reference device).
+        """
         self.spec = spec
         count = len(spec.spreads)
         self.log_constants = np.zeros(count) if log_constants is None else log_constants

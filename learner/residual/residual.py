@@ -66,7 +66,11 @@ class Residual:
     """Robust deviation of the out-of-fold errors."""
 
     def predict(self, features: Array) -> tuple[Array, Array]:
-        """Return mean and deviation of a label (n) for features (n, f), or raise InputError."""
+        """Return mean of the residual and deviation of a label (n each) for features (n, f).
+
+        Raises:
+            InputError: The number of features differs from training.
+        """
         if features.ndim != 2 or features.shape[1] != self.width:
             raise InputError(f"features have shape {features.shape}, not (n, {self.width})")
         mean, variance = np.zeros(len(features)), np.full(len(features), self.noise**2)
@@ -116,6 +120,7 @@ def fit_residual(
         log_residual: log(measured) minus the prior's logarithm (n), best by a prior that was fitted
             without the label's fold; NaN where only a bound is known.
         groups: Architecture of each label (n).
+        generator: Source of all randomness.
         feature_groups: Numbers of columns that the process scales together (default: all).
         folds: Folds of the prior (n; default: drawn here).
         bounds: Lower bounds of unknown values (n), NaN elsewhere.

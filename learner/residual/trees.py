@@ -137,9 +137,13 @@ def join(models: Sequence[Trees]) -> Trees:
 
 
 def grow(features: Array, values: Array, growth: Growth, seed: int) -> Trees:
-    """Grow one boosted model from features (n, f) and values (n).
+    """Grow one boosted model.
 
-    The seed, below 2^31, is of XGBoost's draws of rows and columns.
+    Args:
+        features: Finite features (n, f).
+        values: Values to predict (n).
+        growth: Size of the trees.
+        seed: Seed of XGBoost's draws of rows and columns, below 2^31.
     """
     import xgboost
 

@@ -83,8 +83,11 @@ def compiled_ratios(
 ) -> tuple[dict[str, dict[Phase, CompiledRatio]], list[str]]:
     """Return ratios by device and phase, and a line about each with its held-out error.
 
-    Held-out pairs only judge. Workloads, families of architectures and groups that are held out
-    together are by the id of their configuration.
+    Args:
+        pairs: Pairs for training, and held-out ones, which only judge.
+        workloads: Steps by the id of their configuration.
+        families: Families of architectures by the id of a configuration.
+        groups: Group that a configuration is held out with, by its id.
     """
     parts = defaultdict[tuple[str, Phase], list[CompiledPair]](list)
     for pair in pairs:

@@ -202,7 +202,11 @@ class Manifest(_Part):
 
     @classmethod
     def of(cls, values: dict[str, Any], data: bytes) -> Self:
-        """Return the record of a manifest, given as JSON values and as their text."""
+        """Return the record of a manifest, given as JSON values and as their text.
+
+        Raises:
+            pydantic.ValidationError: A field is invalid.
+        """
         manifest = cls.model_validate_json(data, strict=True)
         manifest._json = values
         return manifest
@@ -266,7 +270,11 @@ def entries(contents: Mapping[str, bytes]) -> dict[str, dict[str, Any]]:
 
 
 def checked_manifest(data: bytes, place: str) -> Manifest:
-    """Return the manifest in bytes found at `place`; raise SnapshotError if it is not sound."""
+    """Return the manifest in bytes that were found at `place`.
+
+    Raises:
+        SnapshotError: It is damaged, of something else, or of another format version.
+    """
     try:
         manifest = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -318,7 +326,11 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def read_whole(folder: Path) -> tuple[Manifest, dict[str, bytes]]:
-    """Return manifest and files, every byte checked; raise SnapshotError if one is not sound."""
+    """Return manifest and files of a snapshot, every byte checked.
+
+    Raises:
+        SnapshotError: It is missing, damaged, of another format or version, or too large.
+    """
     manifest = read_manifest(folder)
     contents = {}
     for name, entry in manifest.files.items():
@@ -330,7 +342,11 @@ def read_whole(folder: Path) -> tuple[Manifest, dict[str, bytes]]:
 
 
 def write_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
-    """Write a folder with these files at once, or repair it; raise SnapshotError if impossible."""
+    """Write a folder with these files at once; repair one that exists and is damaged.
+
+    Raises:
+        SnapshotError: It cannot be written.
+    """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         _remove_stale(folder.parent)

@@ -71,7 +71,11 @@ class Registry:
         )
 
     def manifest(self, snapshot_id: str) -> Manifest:
-        """Return a version's manifest; raise SnapshotError if missing, damaged or another's."""
+        """Return a version's manifest, checked.
+
+        Raises:
+            SnapshotError: It is missing, damaged, or another version's.
+        """
         place = f"{self.location}/{snapshot_id}"
         data = self._read(f"{self._root}/{snapshot_id}/{MANIFEST}", MAX_MANIFEST_BYTES, place)
         manifest = checked_manifest(data, place)
@@ -83,7 +87,11 @@ class Registry:
         return manifest
 
     def contents(self, snapshot_id: str) -> tuple[Manifest, dict[str, bytes]]:
-        """Return manifest and files of a version, every byte checked; raises as `read_whole`."""
+        """Return manifest and files of a version, every byte checked.
+
+        Raises:
+            SnapshotError: As `manifest`, or a file is missing, damaged or too large.
+        """
         place = f"{self.location}/{snapshot_id}"
         manifest = self.manifest(snapshot_id)
         files = {}
@@ -101,7 +109,11 @@ class Registry:
         return True
 
     def resolve(self, name: str) -> str:
-        """Return the id for an alias, an id or its beginning; raise SnapshotError if not one."""
+        """Return the id for an alias, an id or the unambiguous beginning of an id.
+
+        Raises:
+            SnapshotError: There is none, or more than one.
+        """
         moves = self._moves(name) if NAME.fullmatch(name) else []
         if moves:
             return _snapshot_of(moves[-1])
@@ -124,7 +136,11 @@ class Registry:
         return {name: _snapshot_of(names[-1]) for name, names in sorted(moves.items()) if names}
 
     def history(self, alias: str) -> list[AliasEntry]:
-        """Return all moves of an alias, the last one in force; raise SnapshotError if damaged."""
+        """Return all moves of an alias, the last one in force.
+
+        Raises:
+            SnapshotError: An entry cannot be read.
+        """
         return [self._entry(f"{self._root}/{ALIASES}/{alias}", x) for x in self._moves(alias)]
 
     def meanings(self, alias: str) -> list[str]:
@@ -136,7 +152,11 @@ class Registry:
         return [x for x in self._names(f"{self._root}/{ALIASES}/{alias}") if _is_entry(x)]
 
     def push(self, folder: Path) -> str:
-        """Publish a folder as a version, or repair it; return the id or raise SnapshotError."""
+        """Publish a snapshot's folder as a version and return its id; repair a damaged version.
+
+        Raises:
+            SnapshotError: The folder is damaged, or the registry cannot be written.
+        """
         manifest, files = read_whole(folder)
         place = f"{self._root}/{manifest.id}"
         if self.is_whole(manifest.id):
@@ -147,12 +167,20 @@ class Registry:
         return manifest.id
 
     def pull(self, snapshot_id: str, to: Path) -> None:
-        """Copy a version into a new folder once it is whole; raise SnapshotError if impossible."""
+        """Copy a version, every byte checked, into a new folder, which appears once it is whole.
+
+        Raises:
+            SnapshotError: It is damaged, or cannot be written.
+        """
         manifest, files = self.contents(snapshot_id)
         write_folder(to, {**files, MANIFEST: manifest_bytes(manifest.to_json())})
 
     def set_alias(self, alias: str, snapshot_id: str, why: str) -> None:
-        """Move an alias to a version; raise SnapshotError if either is invalid."""
+        """Move an alias to a version.
+
+        Raises:
+            SnapshotError: There is no such version, or the name cannot be an alias.
+        """
         if not NAME.fullmatch(alias) or ID.fullmatch(alias):
             raise SnapshotError(
                 f"{alias!r} cannot be an alias; use letters, digits, '.', '_' and '-'"

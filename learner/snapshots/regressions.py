@@ -124,8 +124,11 @@ def regressions(
 ) -> list[str]:
     """Return a line for each head of `after` that is worse than that of `before`.
 
-    Worse is an error that rises by more than `bound_percent`, for devices and phases in `of`
-    (default: all).
+    Args:
+        before: Manifest to compare with.
+        after: Manifest to judge.
+        bound_percent: Increase in percent of the error of `before`.
+        of: Devices and phases to compare (default: all).
     """
     old, new = mean_errors(before), mean_errors(after)
     return [

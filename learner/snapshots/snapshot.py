@@ -194,7 +194,11 @@ class Snapshot:
         self, workloads: Sequence[Workload], device: str, phase: Phase = Phase.TRAIN,
         heads: DeviceHeads | None = None,
     ) -> Predictions:  # fmt: skip
-        """Predict with the heads of a device and phase (`trained`), or with the given ones."""
+        """Predict with the heads of a device and phase, or with the given ones.
+
+        Raises:
+            SnapshotError: There are no heads.
+        """
         heads = heads or self.trained(device, phase).heads
         if heads.needs_embeddings and workloads:
             rows = self.encoder.embed([workload.graph for workload in workloads])
@@ -206,7 +210,11 @@ class Snapshot:
 
     @cached_property
     def encoder(self) -> Encoder:
-        """Frozen encoder, read on first use; SnapshotError if there is none that fits."""
+        """Frozen encoder, read on first use.
+
+        Raises:
+            SnapshotError: There is none, or it does not fit this version.
+        """
         from trappm.learner.paper.encoder import Encoder
 
         if self.encoder_bytes is None:
@@ -360,7 +368,11 @@ def load_snapshot(folder: Path) -> Snapshot:
 
 
 def copy_snapshot(source: Path, to: Path) -> SnapshotInfo:
-    """Copy a snapshot to a new folder, checking every byte; raise SnapshotError if impossible."""
+    """Copy a snapshot to a new folder, checking every byte.
+
+    Raises:
+        SnapshotError: The source is damaged, or `to` exists or cannot be written.
+    """
     manifest, contents = read_whole(source)
     if to.exists():
         raise SnapshotError(f"{to} is already there; name a new folder")

@@ -120,8 +120,12 @@ def split_architectures(
     A family never gives its only architecture. At least one architecture is held out, and at least
     one is not.
 
-    The share is rounded at random within each family. Architectures of one of the configurations'
-    groups (`learner.stats.folds.content_groups`) are held out together.
+    Args:
+        configurations: Configurations to divide (n).
+        share: Share of the architectures to hold out; rounded at random within each family.
+        generator: Draws the architectures.
+        groups: Group of each configuration (`learner.stats.folds.content_groups`); architectures
+            of one group are held out together.
 
     Raises:
         InputError: The share is not between 0 and 1, or there are fewer than two architectures.

@@ -29,7 +29,9 @@ def layers_hash(graph: Graph) -> str:
 def content_groups(architectures: Sequence[str], workloads: Sequence[Workload]) -> list[str]:
     """Return the group of each label (n): the first name of all that are the same model.
 
-    The first workload of each architecture is compared.
+    Args:
+        architectures: Architecture of each label (n).
+        workloads: Workload of each label (n); the first of each architecture is compared.
     """
     workload_of = dict(zip(reversed(architectures), reversed(workloads), strict=True))
     first: dict[str, str] = {}
@@ -52,8 +54,12 @@ def _content(workload: Workload) -> str | None:
 def grouped_folds(groups: Sequence[str], count: int, generator: np.random.Generator) -> IntArray:
     """Return a random fold of each label (n) that divides no architecture.
 
-    Labels of a single architecture are divided, since there is nothing else to hold out. There are
-    at most `count` folds.
+    Labels of a single architecture are divided, since there is nothing else to hold out.
+
+    Args:
+        groups: Architecture of each label (n).
+        count: Largest number of folds.
+        generator: Draws the folds.
     """
     if not len(groups):
         return np.zeros(0, np.int64)
@@ -70,9 +76,13 @@ def cluster_folds(
 ) -> IntArray:
     """Return the fold of each label (n): k-means clusters of similar architectures.
 
-    A held-out cluster is far from the remaining labels, as a new family is. An architecture lies at
-    the mean of its labels' points (n, c). There are fewer than `count` clusters where architectures
-    coincide.
+    A held-out cluster is far from the remaining labels, as a new family is.
+
+    Args:
+        points: Points of the labels (n, c).
+        groups: Architecture of each label (n); it lies at the mean of its labels.
+        count: Largest number of clusters; fewer where architectures coincide.
+        generator: Draws the first centers (k-means++).
     """
     if not len(groups):
         return np.zeros(0, np.int64)

@@ -41,7 +41,11 @@ _KINDS = {
 
 
 def open_device(key: str) -> Device:
-    """Return the device of this key, without using it; raise DeviceError if it is not here."""
+    """Return the device of this key, without using it or importing torch.
+
+    Raises:
+        DeviceError: This machine has no such device; the message lists its devices.
+    """
     kinds = _kinds()
     try:
         return _load(kinds.get(_kind(key), kinds["cuda"]))(key)
@@ -56,7 +60,9 @@ def open_device(key: str) -> Device:
 def meant_device(key: str, offered: Iterable[str] = ()) -> str | None:
     """Return the device that a misspelled key probably means; None for a plausible key.
 
-    Keys of devices of other machines are plausible if they are `offered`.
+    Args:
+        key: Key of a device, perhaps of another machine.
+        offered: Keys of devices of other machines.
     """
     from trappm.profiler.devices.catalogue import nearest_device  # only for misspelled keys
 

@@ -101,7 +101,11 @@ class Device(ABC):
         return False
 
     def for_kernels(self) -> StepDevice:
-        """Return the device whose kernels are timed; raise InputError if it runs none."""
+        """Return the device whose kernels are timed.
+
+        Raises:
+            InputError: The device runs no kernels.
+        """
         raise InputError(
             f"{self.key} has no kernels of its own to be timed; name one GPU, cores, or several "
             "ranks"
@@ -113,7 +117,10 @@ class Device(ABC):
     ) -> Findings:
         """Measure on this prepared device.
 
-        `enter` is called with each phase: `create`, `warmup`, `measure`.
+        Args:
+            configuration: Configuration to measure.
+            protocol: How to measure.
+            enter: Called with each phase: `create`, `warmup`, `measure`.
 
         Raises:
             InputError, UnsupportedModelError: It cannot be measured here; becomes `unsupported`.

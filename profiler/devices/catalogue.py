@@ -194,9 +194,11 @@ def read_name(name: str) -> CardName:
 
 
 def card_of(name: str, memory_mib: float | None = None) -> Card | None:
-    """Return the card or part of any of its names; None if it is not in the catalogue.
+    """Return the card or part of this name; None if it is not in the catalogue.
 
-    Without form and memory (as NVML reports it), the first row is meant.
+    Args:
+        name: Any name of the card. Without form and memory, the first row is meant.
+        memory_mib: Memory as NVML reports it, if known.
     """
     wanted = read_name(name)
     whole = replace(wanted, part=None)
@@ -235,8 +237,13 @@ def most_similar(name: str, models: Iterable[str]) -> str | None:
 def card_name(device: str, environments: Iterable[Mapping[str, object]]) -> str:
     """Return the full name of the card with a device's key: `a100 sxm4 80gb` for `a100`.
 
-    The full name can be used as a key, and identifies one row of the catalogue. If environments of
-    measurements with this key name no listed card or several, the key is returned.
+    The full name can be used as a key, and identifies one row of the catalogue. If measurements
+    name no listed card or several, the key is returned.
+
+    Args:
+        device: The key.
+        environments: Environments of measurements with this key (`device_name`,
+            `device_memory_mib`).
     """
     names = set()
     for environment in environments:
@@ -324,7 +331,12 @@ _SIMULATED = "simulated:"
 
 
 def nearest_device(key: str, offered: Iterable[str]) -> str | None:
-    """Return the GPU that a misspelled key probably means; None for a plausible or offered one."""
+    """Return the device that a misspelled key probably means; None for a plausible key.
+
+    Args:
+        key: Name of a GPU, or a simulated one.
+        offered: Further valid keys.
+    """
     if key.startswith(_SIMULATED):
         near = None if card_of(key) else _nearest(key.removeprefix(_SIMULATED), card_keys())
         return f"{_SIMULATED}{near}" if near else None

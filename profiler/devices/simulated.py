@@ -52,7 +52,12 @@ _BACKWARD_PASSES = 2
 
 
 class SimulatedDevice(Device):
-    """A GPU by its specification; needs the static profile of the model, and no lock."""
+    """A GPU by its specification; needs the static profile of the model, and no lock.
+
+    Args:
+        key: Such as `simulated:a100`.
+        seed: Seed of the noise of the samples.
+    """
 
     lock_name = None
     provenance = Provenance.SIMULATED

@@ -67,7 +67,11 @@ class JsonLines(Generic[Record]):
         os.close(self._descriptor)
 
     def append(self, record: Record) -> None:
-        """Write a record to the disk, or leave the file as it was and raise TrappmError."""
+        """Write a record to the disk, or leave the file as it was.
+
+        Raises:
+            TrappmError: The disk is full, or failed.
+        """
         data = json.dumps(record.to_dict()).encode() + b"\n"
         size = os.fstat(self._descriptor).st_size
         try:

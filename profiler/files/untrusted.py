@@ -48,7 +48,15 @@ def read_plain(path: Path, max_bytes: int) -> bytes:
 
 
 def load_yaml(text: str | bytes, origin: str) -> Any:
-    """Return the plain data in the text of a file; raise InputError if it is not valid YAML."""
+    """Return the plain data in a YAML text.
+
+    Args:
+        text: Content of the file.
+        origin: Name of the file for errors.
+
+    Raises:
+        InputError: It is not YAML, or has a key twice.
+    """
     try:
         return _Loader(text).get_single_data()
     except (yaml.YAMLError, RecursionError, ValueError, TypeError, OverflowError) as error:
@@ -90,7 +98,11 @@ def pack(arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
 
 
 def unpack(data: bytes) -> dict[str, npt.NDArray[Any]]:
-    """Return the arrays that `pack` wrote; damaged bytes raise errors of many kinds."""
+    """Return the arrays that `pack` wrote.
+
+    Raises:
+        Exception: The bytes are damaged; zipfile, zlib and NumPy raise errors of many kinds.
+    """
     with np.load(io.BytesIO(data), allow_pickle=False) as archive:
         return dict(archive)
 

@@ -22,8 +22,12 @@ _BESIDE = ("-journal", "-wal", "-shm")
 def made_whole(path: Path, *, replace: bool) -> Iterator[Path]:
     """Yield a new file to write into, which is renamed to `path` at the end without errors.
 
+    Args:
+        path: Final name.
+        replace: Whether to replace a file of this name; FileExistsError is raised otherwise.
+
     Raises:
-        OSError: The file cannot be written, or exists and is not to be replaced.
+        OSError: The file cannot be written.
     """
     _clear(path.parent)
     part = path.with_name(f".{secrets.token_hex(8)}{_SUFFIX}")

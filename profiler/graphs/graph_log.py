@@ -76,7 +76,11 @@ class GraphLog:
         return self._builder.graph(outputs, batch_size, self._input_type)
 
     def rule(self, func: Any, args: Sequence[Any], tensors: Sequence[Tensor]) -> Rule | None:
-        """Return the rule of a call, if any; UnsupportedModelError if it depends on values."""
+        """Return the rule for the nodes of a call, or None if there is none.
+
+        Raises:
+            UnsupportedModelError: The call depends on values.
+        """
         if not any(self._value(t).depends for t in tensors):
             return _folded
         depends = _needs_values(func, args)

@@ -83,7 +83,14 @@ PRODUCTS = operators_of("product")
 def node_macs(
     operator: str, attributes: Attributes, inputs: Sequence[Shape], outputs: Sequence[Shape]
 ) -> int:
-    """Return the MACs of a node with these shapes: inputs with weights, () for a missing one."""
+    """Return the MACs of one node.
+
+    Args:
+        operator: ONNX operator.
+        attributes: Attributes as Python values.
+        inputs: Shapes of all inputs with weights; () for a missing one.
+        outputs: Shapes of all outputs.
+    """
     if operator in MOVES or not outputs:
         return 0
     rule = _RULES.get(operator)
@@ -209,7 +216,14 @@ def node_signature(
     """Return what a node does beyond its operator and shapes, as text for the content hash.
 
     The axis of a softmax or the order of a subtraction changes no shape. Axes count from the front,
-    and numbers are rounded as in fp32. Arguments are as the fields of `Node`.
+    and numbers are rounded as in fp32.
+
+    Args:
+        operator: ONNX operator.
+        attributes: Attributes as Python values.
+        inputs: Shapes of all inputs with weights; () for a missing one.
+        sources: Sources of the same inputs; None for weights, constants and missing ones.
+        image_type: Element type of the image, such as `float32`.
 
     Raises:
         TypeError, ValueError: Attributes that do not fit the operator.
@@ -275,7 +289,12 @@ class Node(NamedTuple):
 
 
 def assemble(nodes: Sequence[Node], image_type: str, batch_size: int) -> Graph:
-    """Return the Graph of nodes in topological order, for images of a type such as `float32`.
+    """Return the Graph of these nodes, which are in topological order.
+
+    Args:
+        nodes: Nodes with their shapes at this batch size.
+        image_type: Element type of the image, such as `float32`.
+        batch_size: Batch size of the shapes.
 
     Raises:
         UnsupportedModelError: Attributes or shapes that do not fit the operator, or sizes beyond 64

@@ -235,7 +235,10 @@ class ForkServer:
     ) -> None:
         """Create the server; it starts with the first fork, and gets no secrets.
 
-        Environment and working directory are by default the worker's.
+        Args:
+            preload: Modules to import before any fork.
+            environment: Environment of the server; by default the worker's.
+            folder: Working directory of the server; by default the worker's.
         """
         self._preload = list(preload)
         self._environment = environment
@@ -257,7 +260,11 @@ class ForkServer:
         return self._tail.decode(errors="replace").strip()
 
     def start(self) -> None:
-        """Start the server unless it runs, wait until it is ready; raise ForkServerError if not."""
+        """Start the server unless it runs, and wait until it is ready.
+
+        Raises:
+            ForkServerError: It ended early, or took too long.
+        """
         self.begin()
         if self._is_warm:
             return
@@ -271,7 +278,11 @@ class ForkServer:
         self._is_warm = True
 
     def begin(self) -> None:
-        """Start the server unless it runs, without waiting; raise ForkServerError if impossible."""
+        """Start the server unless it runs, without waiting.
+
+        Raises:
+            ForkServerError: It could not be started.
+        """
         if self._process is not None and self._process.poll() is None:
             return
         self.stop()
@@ -372,7 +383,11 @@ class ForkServer:
         return ready - {"printed"}
 
     def packet(self) -> bytes:
-        """Return the next packet of the server; raise ForkServerError if it has ended."""
+        """Return the next packet of the server.
+
+        Raises:
+            ForkServerError: The server has ended.
+        """
         assert self._control is not None  # noqa: S101  # the waiting process has started it
         try:
             packet = self._control.recv(MAX_REQUEST_BYTES)
@@ -383,7 +398,11 @@ class ForkServer:
         return packet
 
     def kill_child(self) -> int:
-        """Have the child killed and return its exit code; raise ForkServerError without one."""
+        """Have the child killed and return its exit code.
+
+        Raises:
+            ForkServerError: The server has ended, or the child does not end.
+        """
         assert self._control is not None  # noqa: S101  # there is a child
         with contextlib.suppress(OSError):
             self._control.send(b"kill")
@@ -460,7 +479,11 @@ class Child:
                 yield from self._lines(data)
 
     def kill(self) -> None:
-        """Kill the child and wait for its end; raise ForkServerError if it does not end."""
+        """Kill the child and wait for its end.
+
+        Raises:
+            ForkServerError: The server has ended, or the child does not end.
+        """
         if self.exit_code is None:
             self._ended(self._server.kill_child())
 

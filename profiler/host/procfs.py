@@ -130,9 +130,10 @@ def kernel_oom_kills() -> int:
 
 
 def run_queue_waits_ns(tasks: str = "/proc/self/task") -> dict[str, int]:
-    """Return how long each thread of this process has been ready to run without a core, in ns.
+    """Return how long each thread of this process has been ready to run without a core.
 
-    Empty where the kernel keeps no scheduler statistics.
+    Returns:
+        Nanoseconds by thread id; empty where the kernel keeps no scheduler statistics.
     """
     waits = {}
     for thread in os.listdir(tasks):
@@ -153,7 +154,11 @@ def lost_ms(before: Mapping[str, int], after: Mapping[str, int]) -> float:
 
     Threads of a parallel computation wait for each other, so it loses at least the longest wait.
     If the second-longest wait overlaps the longest one, it adds nothing; if not, all of it. Half of
-    it is added. Waits of each thread before and after are from `run_queue_waits_ns`.
+    it is added.
+
+    Args:
+        before: Waits of each thread when the computation began, from `run_queue_waits_ns`.
+        after: Waits of each thread when it ended.
     """
     waits = sorted((now - before.get(thread, 0) for thread, now in after.items()), reverse=True)
     longest, second, *_ = [*waits, 0, 0]

@@ -117,7 +117,12 @@ def _prepare_of(name: str | None) -> _Prepare:
 class Timing:
     """Times calls until they are done or the time is up; unstable ones once more if there is time.
 
-    `send` receives the start of each call.
+    Args:
+        device: Prepared device.
+        calls: Calls in their order.
+        seconds: Time for all of them.
+        prepare: Prepares a call.
+        send: Receives the start of each call.
     """
 
     def __init__(

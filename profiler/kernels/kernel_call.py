@@ -215,14 +215,22 @@ class KernelCall:
         tf32: bool = False,
         **sizes: int,
     ) -> Self:
-        """Return a call with its sizes by name; raises as the class."""
+        """Return a call with its sizes by name.
+
+        Raises:
+            InputError: As the class; a size is missing or unknown.
+        """
         operator = member("operator", Operator, operator)
         ordered = _in_order(operator, sizes)
         return cls(operator, ordered, data_type, memory_format, direction, tf32)
 
     @classmethod
     def from_text(cls, text: str) -> Self:
-        """Return the call of a text; raise InputError if it is not that of a call."""
+        """Return the call of a text.
+
+        Raises:
+            InputError: The text is not that of a call.
+        """
         name, *words = text[:_MAX_TEXT].split()[:20] or [""]
         operator = member("operator", Operator, name)
         pairs = (word.split("=", 1) for word in words if "=" in word)
@@ -386,7 +394,11 @@ class KernelMeasurement:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Return the measurement of `to_dict`; raise InputError for an invalid one."""
+        """Return the measurement of `to_dict`.
+
+        Raises:
+            InputError: Unknown call, outcome or protocol.
+        """
         return cls(
             **{
                 **data,

@@ -42,7 +42,12 @@ Run = Callable[[], Any]
 
 
 class PreparedCall:
-    """The tensors of a call on a device, and a function that runs it."""
+    """The tensors of a call on a device, and a function that runs it.
+
+    Args:
+        call: Call to run.
+        device: Device of its tensors.
+    """
 
     def __init__(self, call: KernelCall, device: torch.device) -> None:
         self._call = call
@@ -57,7 +62,11 @@ class PreparedCall:
         self._forward = self._made()
 
     def run(self) -> Run:
-        """Return a function that runs the call once; a backward pass has its forward pass done."""
+        """Return a function that runs the call once; a backward pass has its forward pass done.
+
+        Raises:
+            RuntimeError: Any error of torch, including missing memory.
+        """
         if self._call.direction is Direction.FORWARD:
             return partial(_without_gradients, self._forward)
         wanted = self._wanted()

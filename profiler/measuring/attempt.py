@@ -168,7 +168,11 @@ def lock_path(lock_dir: Path, lock_name: str) -> Path:
 
 
 def hold_lock(device: Device, lock_dir: Path, timeout_s: float) -> float:
-    """Lock the device until this process ends; return the waiting time, or raise TrappmError."""
+    """Lock the device until this process ends; return the seconds of waiting.
+
+    Raises:
+        TrappmError: Another measurement held it for longer than `timeout_s`.
+    """
     from filelock import FileLock, Timeout
 
     begin = time.monotonic()

@@ -146,7 +146,10 @@ def read_canary(
 ) -> CanaryReading:
     """Return the reading of a measurement of the canary.
 
-    The history has earlier readings, the oldest first; other series are ignored.
+    Args:
+        measurement: Measurement of the canary's configuration.
+        history: Earlier readings, the oldest first; other series are ignored.
+        plan: Bounds.
     """
     ok, facts = measurement.outcome is Outcome.OK, measurement.environment
     reading = CanaryReading(
@@ -217,7 +220,13 @@ def _is_beyond(reading: CanaryReading, plan: CanaryPlan) -> bool:
 
 
 class CanaryWatch:
-    """Schedule and history of the readings of one node and device, the oldest first."""
+    """Schedule and history of the readings of one node and device.
+
+    Args:
+        plan: Intervals and bounds.
+        history: Earlier readings of this node, the oldest first.
+        clock: Monotonic seconds.
+    """
 
     def __init__(
         self,

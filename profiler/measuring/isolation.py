@@ -208,7 +208,12 @@ class Measurer:
 
 
 def how_it_ended(exit_code: int | None, printed: str) -> str:
-    """Return the message about a measuring process without a result, with its last line."""
+    """Return the message about a measuring process that ended without a result.
+
+    Args:
+        exit_code: Below 0 for a signal.
+        printed: Output of the process; the last line may give the reason.
+    """
     if exit_code is not None and exit_code < 0:
         what = f"was killed by {_signal_name(-exit_code)}"
     else:

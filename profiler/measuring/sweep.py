@@ -28,9 +28,15 @@ MAX_WORKER_FAILURES = 3
 
 
 class Sweep:
-    """A list of configurations on one device, and their results in a file.
+    """A list of configurations on one device, and their results.
 
-    Failures that may pass are tried again. `environment` is that of the device.
+    Args:
+        configurations: Configurations to measure.
+        results: File of all results.
+        device_key: Device of this machine.
+        protocol: How to measure.
+        environment: Environment of the device (`Device.environment`).
+        retries: Number of retries after failures that may pass.
 
     Raises:
         InputError: The results are of another software stack or device.

@@ -50,7 +50,11 @@ def family_of(architecture: str) -> str:
 
 
 def in_families(families: Iterable[str], architectures: Iterable[str]) -> set[str]:
-    """Return the architectures of these families; raise InputError for one without any."""
+    """Return the architectures that belong to one of these families.
+
+    Raises:
+        InputError: None belongs to one of the families.
+    """
     members: dict[str, set[str]] = {}
     for architecture in architectures:
         members.setdefault(family_of(architecture), set()).add(architecture)

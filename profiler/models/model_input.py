@@ -78,7 +78,11 @@ class Sample(Inputs):
 
     @classmethod
     def of(cls, input_size: int | Self) -> Self:
-        """Return a square RGB image of this size in pixels (1 or more), or the given sample."""
+        """Return a square RGB image of this size in pixels, or the given sample.
+
+        Raises:
+            InputError: The size is below 1.
+        """
         import torch
 
         if not isinstance(input_size, int):
@@ -256,7 +260,11 @@ _REGISTERING = Lock()
 
 
 def _is_graph(value: Any) -> bool:
-    """Return whether a value is a graph of PyTorch Geometric, and register it for `tree_map`."""
+    """Return whether a value is a graph of PyTorch Geometric; `tree_map` then knows its tensors.
+
+    Raises:
+        InputError: It has several kinds of nodes.
+    """
     from torch.utils._pytree import SUPPORTED_NODES, register_pytree_node
 
     kind = type(value)

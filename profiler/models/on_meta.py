@@ -38,7 +38,11 @@ def on_meta(
 ) -> nn.Module:
     """Return the model of this name, or a copy of this module, on the meta device.
 
-    An architecture has an input size. The precision `bf16` is the weights' own.
+    Args:
+        model: Name of an architecture, or a module on any device, which stays as it is.
+        input_size: Input size of an architecture, in pixels or tokens.
+        memory_format: Layout of the weights.
+        precision: Precision of the step; `bf16` is the weights' own.
 
     Raises:
         UnknownArchitectureError, InputError, UnsupportedModelError: As `sources.create_model`; or a

@@ -204,7 +204,11 @@ def _endings(group: PoolGroup) -> list[str]:
 
 
 def _sizes(group: PoolGroup, architecture: str) -> set[int]:
-    """Return the input sizes of the group for this model; raise InputError if one is too long."""
+    """Return the input sizes of the group for this model.
+
+    Raises:
+        InputError: A sequence is too long for the model.
+    """
     source = source_of(architecture)
     takes_text = unit_of(architecture) == "tokens"
     sizes: set[int] = set()

@@ -42,7 +42,11 @@ class ModelSource(Protocol):
 
 
 def source_of(architecture: str) -> ModelSource:
-    """Return the source of an architecture, imported; raise InputError if there is none."""
+    """Return the source of an architecture; its library is imported.
+
+    Raises:
+        InputError: The source is unknown, or its library is not installed.
+    """
     if is_prefixed(architecture):
         from trappm.profiler.models.torchvision_shim import register_missing_operators
 

@@ -72,7 +72,11 @@ sys.meta_path.insert(0, BeforeTorchvision())
 
 
 def mend(folder: Path) -> bool:
-    """Make every Python with these packages declare the operators if needed; return whether."""
+    """Make every later Python of an environment declare the operators if needed; return whether.
+
+    Args:
+        folder: The environment's packages.
+    """
     with contextlib.suppress(ImportError):
         try:
             importlib.import_module("torchvision")

@@ -26,7 +26,11 @@ from timm.models import _registry, get_pretrained_cfg  # noqa: E402
 
 
 def architectures(patterns: Iterable[str]) -> list[str]:
-    """Return all timm architectures that match one of these names or globs, sorted."""
+    """Return all timm architectures that match one of these names or globs, sorted.
+
+    Raises:
+        UnknownArchitectureError: A name or glob matches nothing.
+    """
     names: set[str] = set()
     for pattern in patterns:
         wanted = current_name(pattern)
@@ -54,7 +58,11 @@ def current_name(name: str) -> str:
 
 
 def check(architecture: str) -> str:
-    """Return the architecture's current name; raise UnknownArchitectureError if unknown."""
+    """Return the architecture's current name.
+
+    Raises:
+        UnknownArchitectureError: timm has no such model.
+    """
     name = current_name(architecture)
     if name not in _names():
         raise _unknown(architecture)
@@ -62,13 +70,22 @@ def check(architecture: str) -> str:
 
 
 def native_input_size(architecture: str) -> int | None:
-    """Return the input size in pixels that the architecture was designed for, if known."""
+    """Return the input size in pixels that the architecture was designed for, if known.
+
+    Raises:
+        UnknownArchitectureError: timm has no such model.
+    """
     config = get_pretrained_cfg(check(architecture))
     return None if config is None else int(config.input_size[-1])
 
 
 def input_size_of(architecture: str, input_size: int | None) -> int:
-    """Return the given input size, or the architecture's own; InputError if timm knows none."""
+    """Return the given input size, or the architecture's own.
+
+    Raises:
+        UnknownArchitectureError: timm has no such model.
+        InputError: None is given, and timm knows none.
+    """
     size = native_input_size(architecture) if input_size is None else input_size
     if size is None:
         raise InputError(f"timm names no input size for {architecture}; give one, such as 224")

@@ -36,7 +36,10 @@ _NEVER_LARGER = frozenset(
 def fold(operation: Operation, inputs: Inputs, opset: int) -> list[Array]:
     """Return the outputs of an operation, or an empty list if they are unknown or large.
 
-    Inputs that are left out are None; `opset` is the version of ONNX's own operators in the file.
+    Args:
+        operation: Of any operator.
+        inputs: Values of all its inputs; None for one that is left out.
+        opset: Version of ONNX's own operators in the file.
     """
     if operation.node is None:
         return []
@@ -100,7 +103,11 @@ _SIZES: Mapping[str, Callable[[Mapping[str, Any], Sequence[Array]], Sequence[int
 
 
 def shape_value(attributes: Mapping[str, Any], shape: Sequence[int]) -> Array:
-    """Return what Shape gives for this shape; UnsupportedModelError if attributes are no ints."""
+    """Return what the operator Shape gives for a tensor of this shape.
+
+    Raises:
+        UnsupportedModelError: Its attributes are not whole numbers.
+    """
     start, end = attributes.get("start", 0), attributes.get("end")
     if not isinstance(start, int) or not isinstance(end, int | None):
         raise UnsupportedModelError(f"a Shape from {start!r:.60} to {end!r:.60}")

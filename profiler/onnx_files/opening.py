@@ -76,7 +76,11 @@ _PLAIN: dict[int, npt.DTypeLike] = {
 
 
 class Stored:
-    """Tensors of a file by name; the path is for messages and external data."""
+    """Tensors of a file by name.
+
+    Args:
+        path: The file, for messages and to find external data.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -106,7 +110,11 @@ class Stored:
 
 
 def check_size(path: Path, name: str, shape: Sequence[int]) -> int:
-    """Return the number of elements of a stored tensor; raise ModelFileError if too large."""
+    """Return the number of elements of a stored tensor.
+
+    Raises:
+        ModelFileError: It is too large.
+    """
     if len(shape) > MAX_RANK:  # before they are multiplied: there may be a million
         raise ModelFileError(f"{path}: weight {name!r} has {len(shape)} axes; at most {MAX_RANK}")
     elements = math.prod(shape)
@@ -132,7 +140,11 @@ def constant(node: onnx.NodeProto) -> onnx.TensorProto | None:
 
 
 def value_of(name: str, tensor: onnx.TensorProto) -> npt.NDArray[Any]:
-    """Return the value of a small stored tensor; raise UnsupportedModelError if unreadable."""
+    """Return the value of a small stored tensor.
+
+    Raises:
+        UnsupportedModelError: It cannot be read.
+    """
     try:
         plain = _PLAIN.get(tensor.data_type)
         if plain is not None and tensor.HasField("raw_data"):
@@ -435,7 +447,11 @@ def _elements(path: Path, graph: onnx.GraphProto, kinds: Collection[int]) -> dic
 
 
 def _attribute_value(attribute: onnx.AttributeProto) -> Any:
-    """Return a node's attribute as a Python value; raise ValueError for an unknown type."""
+    """Return a node's attribute as a Python value.
+
+    Raises:
+        ValueError: It has an unknown type.
+    """
     kind = attribute.type
     if kind == onnx.AttributeProto.INT:
         return attribute.i

@@ -45,7 +45,11 @@ _ONNX_TYPES = {
 
 
 def torch_type(element_type: int) -> torch.dtype:
-    """Return the type of an ONNX element type, fp32 for all floats; raises if there is none."""
+    """Return the type of a tensor by its ONNX element type; all floats are fp32.
+
+    Raises:
+        UnsupportedModelError: PyTorch has no such type.
+    """
     if element_type not in _TYPES:
         names = {number: name for name, number in onnx.TensorProto.DataType.items()}
         name = names.get(element_type, f"number {element_type}")
@@ -782,7 +786,11 @@ class Dialect:
 
 
 def run_unknown(operation: Operation, inputs: Sequence[Value], dialect: Dialect) -> list[Value]:
-    """Return outputs without values, of the shapes that ONNX infers; raises if it infers none."""
+    """Return outputs without values, of the shapes that ONNX infers.
+
+    Raises:
+        UnsupportedModelError: ONNX infers none.
+    """
     node = operation.node
     if node is None:
         raise UnsupportedModelError(f"{operation.operator} cannot be rebuilt")

@@ -115,9 +115,14 @@ def put_together(
     inputs: Sequence[str],
     weights: Set[str],
 ) -> list[Operation]:
-    """Return the steps that the outputs need, in topological order, fused where a pattern matches.
+    """Return the steps that the outputs need, fused where a pattern matches.
 
-    Outputs, inputs and weights (parameters and buffers) are names.
+    Args:
+        steps: In topological order.
+        outputs: Names of the wanted tensors.
+        constants: Known values by name.
+        inputs: Names of the inputs.
+        weights: Names of parameters and buffers.
     """
     matcher = _Matcher(steps, constants, inputs, weights)
     fused = [matcher.fused(step) for step in steps]

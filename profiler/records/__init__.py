@@ -356,9 +356,14 @@ Member = TypeVar("Member", bound=enum.StrEnum)
 def member(
     name: str, kind: type[Member], value: str, elsewhere: Mapping[str, str] | None = None
 ) -> Member:
-    """Return the member of an enumeration by its text, in any case, for the setting `name`.
+    """Return the member of an enumeration by its text, in any case.
 
-    Remarks on texts that are common elsewhere are, by default, on the ways to run a step.
+    Args:
+        name: Name of the setting.
+        kind: The enumeration.
+        value: The text.
+        elsewhere: Remarks on other texts that are common elsewhere (default: on the ways to run a
+            step).
 
     Raises:
         InputError: There is none; the message lists all members.
@@ -459,7 +464,11 @@ PROTOCOLS = {protocol.name: protocol for protocol in (PAPER, QUICK, ADAPTIVE, AD
 
 
 def protocol_named(name: str) -> Protocol:
-    """Return the protocol of this name; raise InputError if there is none."""
+    """Return the protocol of this name.
+
+    Raises:
+        InputError: There is none.
+    """
     if name not in PROTOCOLS:
         raise InputError(f"no protocol is named {name!r}; there are {', '.join(PROTOCOLS)}")
     return PROTOCOLS[name]

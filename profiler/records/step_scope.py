@@ -34,7 +34,11 @@ class StepScope:
 
     @classmethod
     def of(cls, environment: Mapping[str, Any]) -> Self:
-        """Return the scope in a measurement's environment; raise InputError if invalid."""
+        """Return the scope in a measurement's environment.
+
+        Raises:
+            InputError: It has an unknown form.
+        """
         given = environment.get(KEY, {})
         known = {name: type(value) for name, value in asdict(cls()).items()}
         if not isinstance(given, Mapping) or not all(

@@ -187,7 +187,11 @@ class KernelProfile:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Return the profile of `to_bytes`; raise TrappmError for damaged bytes."""
+        """Return the profile of `to_bytes`.
+
+        Raises:
+            TrappmError: The bytes are damaged.
+        """
         with reading_profile("kernel profile"):
             arrays = unpack(data)
             tensors, parameters, precision, memory_format, fused, batch = arrays[_NUMBERS].tolist()

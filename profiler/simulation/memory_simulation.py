@@ -110,7 +110,9 @@ def _smallest_capacity(
 ) -> int:
     """Return the smallest device, in units, on which the replay runs (to `CAPACITY_TOLERANCE`).
 
-    `unlimited` is the result on a device that is never full.
+    Args:
+        trace, batch_size, loop, shares: See `_replay`.
+        unlimited: Result of a replay on a device that is never full.
     """
     too_little, enough = unlimited.peak_live - 1, unlimited.peak_reserved
     while enough > (1 + CAPACITY_TOLERANCE) * too_little:

@@ -72,7 +72,12 @@ class StepProfile:
         phase: Phase = Phase.TRAIN,
         limit_mib: float | None = None,
     ) -> SimulatedMemory:
-        """Return the GPU memory of a step in this loop; see `simulate_memory`."""
+        """Return the GPU memory of a step in this loop; see `simulate_memory`.
+
+        Raises:
+            InputError: The batch size is below 1.
+            TrappmError: A profile of an earlier version has no inference step.
+        """
         key = loop, batch_size, phase, limit_mib
         memory = self._known.get(key)
         if memory is None:
@@ -116,7 +121,11 @@ class StepProfile:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Return the profile of `to_bytes`; raise TrappmError for damaged bytes."""
+        """Return the profile of `to_bytes`.
+
+        Raises:
+            TrappmError: The bytes are damaged.
+        """
         with reading_profile("step profile"):
             arrays = unpack(data)
             first, second, constant, slope, trainable, frozen = arrays[_NUMBERS].tolist()

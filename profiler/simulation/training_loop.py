@@ -103,7 +103,10 @@ class TrainingLoop:
     def update(self, memory: Memory, sizes: Sequence[int], *, first: bool) -> None:
         """Replay what comes between the last backward pass and the next step.
 
-        Sizes are of all parameters with a gradient, in units. The first step makes the states.
+        Args:
+            memory: Allocator with the gradients.
+            sizes: Sizes of all parameters with a gradient, in units.
+            first: Whether this is the first step, which makes the states.
         """
         fused = self.implementation is Implementation.FUSED
         with ExitStack() as step:

@@ -20,7 +20,11 @@ def use_empty_cache(folder: Path) -> None:
 
 @contextmanager
 def compiler_errors() -> Iterator[None]:
-    """Turn errors of the compilers in the block into an UnsupportedModelError of one line."""
+    """Turn errors of the compilers in the block, which would come again, into one of one line.
+
+    Raises:
+        UnsupportedModelError: Dynamo, inductor, Triton or the C++ compiler failed.
+    """
     from torch._dynamo.exc import TorchDynamoException
 
     try:

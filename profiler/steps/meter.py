@@ -132,7 +132,8 @@ class StepMeter(ABC):
     def device_time_ms(self, step: Callable[[], None]) -> tuple[float | None, str | None]:
         """Run one traced step and return the sum of its kernels in milliseconds.
 
-        Without it, return the reason; (None, None) on a device without kernels.
+        Returns:
+            The sum, or None and the reason; (None, None) on a device without kernels.
         """
         del step
         return None, None
@@ -152,10 +153,21 @@ class StepMeter(ABC):
 
     @abstractmethod
     def open_window(self, step: Callable[[], None], *, is_metered: bool = True) -> None:
-        """Start to observe disturbances and, if metered, energy; may run steps until ready."""
+        """Start to observe energy and disturbances; may run steps until the meter is ready.
+
+        Args:
+            step: The step.
+            is_metered: Whether energy counts; otherwise nothing waits for the meter.
+        """
 
     def fill_window(self, step: Callable[[], None], count: int, pauses: random.Random) -> None:
-        """Run more untimed steps, with random pauses for an energy meter that samples."""
+        """Run `count` more untimed steps for the energy meter.
+
+        Args:
+            step: The step.
+            count: Number of steps.
+            pauses: Random pauses in between, for a meter that samples.
+        """
         del pauses
         self.time_steps(step, count)
 

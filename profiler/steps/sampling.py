@@ -59,6 +59,11 @@ def sample_clean(
 
     A step is undisturbed if it lost at most the protocol's `unstable_lost_share` of its time. If
     the time is up before there are `min_steps` of them, those with the smallest losses count.
+
+    Args:
+        time_steps: Runs this number of steps.
+        protocol: Number of steps, time and precision.
+        clock: Monotonic seconds.
     """
     begin = clock()
     steps = time_steps(protocol.min_steps)
@@ -134,7 +139,9 @@ def summarize(
 ) -> StepSummary:
     """Return median, mean, interquartile range and 95th percentile of the samples.
 
-    Shares are of forward, backward and optimizer of a few other steps (n, 3), if given.
+    Args:
+        samples_ms: Step times.
+        parts_ms: Forward, backward and optimizer of a few other steps (n, 3); none, no shares.
     """
     low, median, high, p95 = (float(q) for q in np.percentile(samples_ms, (25, 50, 75, 95)))
     shares: list[float | None] = [None, None, None]
@@ -225,9 +232,13 @@ def judge(run: StepRun, protocol: Protocol) -> Findings:
 def unstable_reasons(
     samples_ms: Sequence[float], window: Window, protocol: Protocol, lost_step_share: float = 0.0
 ) -> list[str]:
-    """Return why the samples cannot be trusted; empty if they can.
+    """Why the samples cannot be trusted; empty when they can.
 
-    `lost_step_share` is the largest share of its wall time that one of these steps lost.
+    Args:
+        samples_ms: Step times, without the time that steps lost to other programs.
+        window: What happened while steps ran.
+        protocol: Its bounds.
+        lost_step_share: Largest share of its wall time that one of these steps lost.
     """
     reasons = list(window.disturbances)
     low, median, high = np.percentile(samples_ms, (25, 50, 75))

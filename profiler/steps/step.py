@@ -72,7 +72,11 @@ def run_protocol(
 ) -> StepRun:
     """Create the model, warm up and time steps on a prepared device.
 
-    `enter` is called with each phase as it begins: `create`, `warmup`, `measure`.
+    Args:
+        configuration: Configuration to run.
+        device: Prepared device.
+        protocol: How to measure.
+        enter: Called with each phase as it begins: `create`, `warmup`, `measure`.
 
     Raises:
         InputError: timm has no such architecture, or not for this input size.
@@ -249,9 +253,15 @@ def make_step(
     device: torch.device,
     share: Callable[[nn.Module], nn.Module] = lambda model: model,
 ) -> Step:
-    """Return the step of a configuration on a device; raises as `run_protocol`.
+    """Return the step of a configuration.
 
-    `share` wraps the model if several devices train it (`StepMeter.share`).
+    Args:
+        configuration: Configuration of the step.
+        device: Device to run it on.
+        share: Wraps the model if several devices train it (`StepMeter.share`).
+
+    Raises:
+        InputError, UnsupportedModelError: As for `run_protocol`.
     """
     torch.manual_seed(SEED)
     name, input_size = configuration.architecture, configuration.input_size

@@ -73,7 +73,8 @@ class CompiledMemory:
     ) -> tuple[IntArray, IntArray, IntArray, IntArray]:
         """Return kinds (E), blocks (E), sizes (E, logs) and the gradients' blocks of the events.
 
-        Logs are of the step at each batch size.
+        Args:
+            logs: The step at each batch size.
         """
         numbers: dict[Contents, int] = {}
         blocks, sizes = [], []

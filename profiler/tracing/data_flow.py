@@ -111,7 +111,8 @@ def written_by(node: Node) -> dict[Contents, None]:
 def kept_contents(nodes: Sequence[Node]) -> Set[Contents]:
     """Return what the forward pass keeps for the backward pass, apart from parameters and inputs.
 
-    Nodes are kernels of a step before fusion.
+    Args:
+        nodes: Kernels of a step before fusion.
     """
     import networkx as nx  # type: ignore[import-untyped]  # PyTorch cuts by it, too
 
@@ -200,9 +201,12 @@ def sources(flow: Flow, kept: Set[Contents]) -> Mapping[Contents, Pieces]:
 def traffic(
     nodes: Sequence[Node], groups: Sequence[Sequence[int]], kept: Set[Contents]
 ) -> Iterator[tuple[int, int]]:
-    """Yield the bytes that each fused kernel (group of nodes) reads and writes.
+    """Yield the bytes that each fused kernel reads and writes.
 
-    The backward pass computes again what the forward pass has not kept.
+    Args:
+        nodes: Kernels of a step before fusion.
+        groups: Nodes of each fused kernel.
+        kept: What the forward pass keeps. The backward pass computes the rest again.
     """
     flow = Flow.of(nodes)
     group_of = {i: at for at, members in enumerate(groups) for i in members}

@@ -83,7 +83,11 @@ def _role(
 
 
 class FusedKernelLog(KernelLog):
-    """The kernels of one compiled step at one batch size."""
+    """The kernels of one compiled step at one batch size.
+
+    Args:
+        allocations: Numbers the storages of the step.
+    """
 
     def __init__(self, allocations: AllocationLog) -> None:
         super().__init__()
@@ -149,7 +153,11 @@ class FusedKernelLog(KernelLog):
         return pieces
 
     def fuse(self, like: FusedKernelLog | None = None) -> None:
-        """Derive the fused kernels, or take those of another batch size (else BatchOrderError)."""
+        """Derive the fused kernels, or take those of the same step at another batch size.
+
+        Raises:
+            BatchOrderError: The other step has other kernels.
+        """
         if like is None:
             self.groups = _Fusion(self.nodes).groups()
             self.kept = kept_contents(self.nodes)

@@ -371,7 +371,12 @@ class GpuFunctions(TorchFunctionMode):
     """Mode in which functions of tensors on the meta device run as on a GPU.
 
     New tensors, and those of a model that names the GPU, are on the meta device. The mode applies
-    to its own thread only. It logs the kernels that no operator represents.
+    to its own thread only.
+
+    Args:
+        kernels: Log for the kernels that no operator represents.
+        fused_attention: True if the software stack has a kernel for attention.
+        values: Known values, which the functions that are replaced here have as well.
     """
 
     def __init__(

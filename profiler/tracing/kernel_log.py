@@ -182,7 +182,13 @@ class KernelLog:
         """Note that the model has returned."""
 
     def operator(self, func: Any, call: Mapping[str, Any], output: Any) -> None:
-        """Add the kernel of an ATen operator, called with these arguments, if it runs any."""
+        """Add the kernel of an operator, if it runs any.
+
+        Args:
+            func: ATen operator.
+            call: Its arguments by name.
+            output: Its result.
+        """
         kind = kind_of(func)
         if kind is None:
             return
@@ -325,7 +331,11 @@ def _weight_gradients(rows: IntArray, sizes: IntArray) -> npt.NDArray[np.bool_]:
 
 
 def kernel_table(first: KernelLog, second: KernelLog, batch_sizes: tuple[int, int]) -> KernelTable:
-    """Return the kernels for every batch size from those at two; raises BatchOrderError."""
+    """Return the kernels for every batch size from those at two; equal ones are one row.
+
+    Raises:
+        BatchOrderError: More than the kernels' sizes depends on the batch size.
+    """
     rows, others = first.rows(), second.rows()
     if rows.shape != others.shape or (rows[:, :DESCRIPTION] != others[:, :DESCRIPTION]).any():
         raise BatchOrderError("the order of its kernels changes with the batch size")
@@ -410,7 +420,12 @@ def _elements(tensor: Tensor) -> int:
 
 
 class AllocationLog:
-    """Numbers the storages of one step at one batch size, except those present before."""
+    """Numbers the storages of one step at one batch size.
+
+    Args:
+        present: Parameters, buffers and other tensors from before the step.
+        origin: Callback that returns the origin of an allocation.
+    """
 
     def __init__(
         self, present: Iterable[Tensor], origin: Callable[[Any], Origin] | None = None

@@ -27,7 +27,11 @@ MAX_ELEMENTS = 1 << 22
 
 
 class KnownValues:
-    """Values of small whole-number tensors on the meta device, or of all, computed on the CPU."""
+    """Known values of tensors on the meta device, computed on the CPU.
+
+    Args:
+        everything: Compute all tensors, not only small ones of whole numbers.
+    """
 
     def __init__(self, everything: bool = False) -> None:
         self.everything = everything

@@ -29,10 +29,12 @@ _OF_VALUES = (
 
 
 def loss_of(loss: object, *, has_targets: bool) -> Loss:
-    """Return the loss of a step from the argument of a caller; None is the default.
+    """Return the loss of a step from the argument of a caller.
 
-    It is called with the output, and with the targets if there are any. A loss of `torch.nn`
-    without targets gets some of the right shape.
+    Args:
+        loss: None for the default; or called with the output, and with the targets if there are
+            any. A loss of `torch.nn` without targets gets some of the right shape.
+        has_targets: Whether the inputs have targets.
 
     Raises:
         InputError: It is not a loss, or needs targets that are missing.

@@ -231,7 +231,11 @@ class Tracer:
         return template
 
     def step(self) -> StepProfile:
-        """Return allocations and kernels of both phases, or raise UnsupportedModelError."""
+        """Return allocations and kernels of both phases.
+
+        Raises:
+            UnsupportedModelError: A step depends on values, or its order on the batch size.
+        """
         options, parameters = self._options, list(self._model.parameters())
         infer_trace, infer_kernels = self.phase(Phase.INFER)
         train_trace, train_kernels = self.phase(Phase.TRAIN)
@@ -270,7 +274,11 @@ class Tracer:
         return max(self._batch_sizes[1] - self._batch_sizes[0], 1)
 
     def phase(self, phase: Phase) -> tuple[StepTrace, KernelTable]:
-        """Return allocations and kernels of one phase; raises as `step`."""
+        """Return allocations and kernels of one phase.
+
+        Raises:
+            UnsupportedModelError: As `step`.
+        """
         first, second = self._record_twice(phase)
         if not np.array_equal(first.order, second.order):
             raise BatchOrderError("the order of allocations changes with the batch size")

@@ -52,9 +52,13 @@ CHANGES = (0.1, 3.0)
 def spread_factor(moved: float, determined: float, smallest: float, largest: float) -> float:
     """Return the factor on a group's first spread by evidence maximization.
 
-    A group's variance is the sum of its squared shifts (`moved`, in first spreads) over its degrees
-    of freedom, the number of constants that labels `determined` (MacKay 1992, "Bayesian
-    interpolation").
+    A group's variance is the sum of its squared shifts over its degrees of freedom, the number of
+    constants that labels determined (MacKay 1992, "Bayesian interpolation").
+
+    Args:
+        moved: Sum of the squared shifts, in first spreads.
+        determined: Degrees of freedom.
+        smallest, largest: Bounds of the factor.
     """
     variance = (PSEUDO_CONSTANTS + moved) / (PSEUDO_CONSTANTS + determined)
     return float(min(max(variance**0.5, smallest), largest))
@@ -144,7 +148,13 @@ class JointFit:
     def __init__(
         self, evidence: Sequence[Evidence], distribution: Distribution, *, learns: bool = False
     ) -> None:
-        """Fit the constants and, if it learns, the spreads of the groups."""
+        """Fit the constants.
+
+        Args:
+            evidence: Measurements on any number of devices.
+            distribution: Prior of the constants.
+            learns: Whether to learn the spreads of the groups, too.
+        """
         self.distribution = distribution
         self._evidence = [part for part in evidence if len(part.workloads)]
         self._source = np.repeat(

@@ -67,7 +67,14 @@ def kernel_workload(call: KernelCall) -> Workload:
 def kernel_evidence(
     device: str, source: str, spec: DeviceSpec, times_ms: Iterable[tuple[KernelCall, float]]
 ) -> Evidence:
-    """Return kernels that one source timed on a device, whose specification may lack TF32."""
+    """Kernels that one source timed on a device.
+
+    Args:
+        device: whose constants they are evidence for.
+        source: whose launches are within the times.
+        spec: without TF32 where none of them used it.
+        times_ms: of each call.
+    """
     rows = [(kernel_workload(call), time_ms) for call, time_ms in times_ms]
     values: Array = np.log([time_ms for _, time_ms in rows])
     return Evidence(device, source, spec, [workload for workload, _ in rows], values)

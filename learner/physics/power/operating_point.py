@@ -61,7 +61,11 @@ class Loads:
 
 
 def loads_of(workloads: Sequence[Workload], prior: StepTimePrior) -> Loads:
-    """Return the loads of n workloads by a device's step times; raises as `terms_of`."""
+    """The loads of n workloads, as the constants of a device's step times have them.
+
+    Raises:
+        InputError: a workload without kernels.
+    """
     spec, count = prior.spec, len(workloads)
     with torch.no_grad():
         terms = terms_of(workloads, spec)
@@ -165,7 +169,8 @@ class Steps:
     ) -> Steps:
         """Return the steps from their times under a limit (n).
 
-        Constants are logarithms of `CONSTANTS` (c), or a set for each step (n, c).
+        Args:
+            constants: logarithms of `CONSTANTS` (c), or a set for each step (n, c).
         """
         values = np.exp(constants)
         unscaled = cls(loads, sheet, values, np.ones(len(loads)), np.zeros(len(loads)))

@@ -119,7 +119,12 @@ class PowerPrior(TermPrior):
     def __init__(
         self, times: StepTimePrior, full_w: Array, log_constants: Array | None = None
     ) -> None:
-        """Set up the prior; `full_w` has the power of each term at its peak before any label."""
+        """
+        Args:
+            times: of the device.
+            full_w: before labels, what each term draws at its peak, in the order of `_SPREADS`.
+            log_constants: as labels have moved them.
+        """
         super().__init__(_SPEC, log_constants)
         self.times = times
         self.full_w = full_w

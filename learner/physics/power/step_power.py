@@ -64,7 +64,11 @@ class StepPower:
         self._step_time_ms = step_time_ms
 
     def under(self, limit_w: float) -> dict[str, Interval]:
-        """Return `step_time_ms`, `power_w` and `energy_j`; raise InputError for a wrong limit."""
+        """`step_time_ms`, `power_w` and `energy_j` under a limit.
+
+        Raises:
+            InputError: no limit of this card.
+        """
         most = self._known.limit_w
         if not LEAST_LIMIT * most <= limit_w <= most:
             raise InputError(

@@ -467,6 +467,11 @@ def share_of_cores(gpu: Gpu, gpus: Sequence[Gpu], allowed: Set[int]) -> list[int
     """Return the cores for the process that measures on a GPU, so that it disturbs no other.
 
     GPUs of one NUMA node share its cores equally: all hardware threads of a core are one GPU's.
+
+    Args:
+        gpu: One of `gpus`.
+        gpus: All GPUs of the machine.
+        allowed: Cores that this process may use.
     """
     local = {each.uuid: each.local_cores() & allowed or allowed for each in gpus}
     sharing = [uuid for uuid, cores in local.items() if cores & local[gpu.uuid]]

@@ -120,7 +120,11 @@ class _AbsentError(Exception):
 
 
 def _query(handle: Any, function: str, *arguments: Any) -> NvmlReply:
-    """Query NVML; raise _AbsentError if the driver has no such function."""
+    """Query NVML.
+
+    Raises:
+        _AbsentError: The driver has no such function.
+    """
     import pynvml
 
     try:
@@ -136,12 +140,20 @@ def _query(handle: Any, function: str, *arguments: Any) -> NvmlReply:
 
 
 def visible_gpus() -> list[Gpu]:
-    """Return the GPUs in CUDA_VISIBLE_DEVICES, in its order; raises as the two functions below."""
+    """Return the GPUs in CUDA_VISIBLE_DEVICES, in its order.
+
+    Raises:
+        DeviceError: NVML is missing, or CUDA_VISIBLE_DEVICES names a missing GPU.
+    """
     return select_visible(all_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def select_visible(gpus: list[Gpu], visible: str | None) -> list[Gpu]:
     """Return the GPUs of a value of CUDA_VISIBLE_DEVICES: indices by PCI bus, or UUIDs.
+
+    Args:
+        gpus: All GPUs, as `all_gpus` lists them.
+        visible: The value.
 
     Raises:
         DeviceError: It names a missing GPU, or one that is split by MIG.
@@ -194,7 +206,11 @@ def all_gpus() -> list[Gpu]:
 
 
 def driver_version() -> str:
-    """Return the driver's version, after a call of `all_gpus`; DeviceError if NVML does not."""
+    """Return the version of the NVIDIA driver, after a call of `all_gpus`.
+
+    Raises:
+        DeviceError: NVML does not report it.
+    """
     import pynvml
 
     try:

@@ -155,10 +155,7 @@ def gradients_of(
     if spread.sum():
         weights += spread / spread.sum() * rest_ms
     progress = np.cumsum(weights) / max(float(weights.sum()), 1e-12)
-    complete = trace.additions
-    if not len(complete):  # missing in traces of earlier versions
-        complete = np.flatnonzero(backward & born & gradients)
-    complete = np.sort(complete)
+    complete = np.sort(trace.additions)
     return tuple(
         Gradient(float(sizes[event]), float(progress[event])) for event in complete.tolist()
     )
