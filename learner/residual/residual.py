@@ -126,10 +126,14 @@ def fit_residual(
         bounds: Lower bounds of unknown values (n), NaN elsewhere.
         label_errors: Standard errors of the values (n; default: 0). They are part of the
             deviations that are returned, so that a noisy label widens no interval.
+
+    Raises:
+        InputError: Shapes differ, a value is not finite, or a label has neither value nor bound.
     """
     bounds = np.full(len(features), np.nan) if bounds is None else bounds
     noisy = np.zeros(len(features)) if label_errors is None else label_errors
     widths = (features.shape[-1],) if feature_groups is None else tuple(feature_groups)
+    _check(features, log_residual, bounds, groups, widths)
     folds = grouped_folds(groups, FOLDS, generator) if folds is None else folds
     known = ~np.isnan(log_residual)
     unseen: dict[str, Array] = {}
@@ -152,6 +156,27 @@ def fit_residual(
     noise = _noise((log_residual - mean)[known], noisy[known])
     residual = Residual(features.shape[1], process, trees, weights, noise)
     return residual, FoldPredictions(mean, np.hypot(np.hypot(spread, noise), noisy))
+
+
+def _check(
+    features: Array,
+    log_residual: Array,
+    bounds: Array,
+    groups: Sequence[str],
+    widths: Sequence[int],
+) -> None:
+    if features.ndim != 2 or not (
+        log_residual.shape == bounds.shape == (len(groups),) == (len(features),)
+    ):
+        raise InputError(
+            f"{features.shape} features, {log_residual.shape} values and {len(groups)} groups "
+            "are not one of each for every label"
+        )
+    numbers = np.where(np.isnan(log_residual), bounds, log_residual)
+    if not (np.isfinite(features).all() and np.isfinite(numbers).all()):
+        raise InputError("a feature or a residual is not finite")
+    if sum(widths) != features.shape[1]:
+        raise InputError(f"groups of {widths} columns are not {features.shape[1]} features")
 
 
 def _grow_across(

@@ -21,6 +21,7 @@ from torch import Tensor
 from trappm.learner.estimator import Targets
 from trappm.learner.stats.student_t import losses, robust_deviation
 from trappm.learner.workload import Array, BoolArray, IntArray
+from trappm.profiler.errors import InputError
 
 COVERAGE = 0.9
 """Share of new architectures whose value an interval should contain."""
@@ -68,7 +69,17 @@ class Calibration:
             deviations: Stated deviations (n).
             groups: Architecture of each label (n).
             known: Where an error is not just a lower bound (n; default: everywhere).
+
+        Raises:
+            InputError: The shapes differ, or a deviation is not positive.
         """
+        if not len(errors) == len(deviations) == len(groups):
+            raise InputError(
+                f"{len(errors)} errors, {len(deviations)} deviations and {len(groups)} groups "
+                "are not one of each for every label"
+            )
+        if np.any(deviations <= 0):
+            raise InputError("a deviation is not positive")
         _, number, count = np.unique(np.array(groups), return_inverse=True, return_counts=True)
         pseudo = PSEUDO_ERRORS / (1.0 + (len(count) / PSEUDO_ERRORS) ** 2)  # fades with own errors
         ratios = np.concatenate([errors / deviations, _STUDENT])

@@ -76,7 +76,6 @@ class StepProfile:
 
         Raises:
             InputError: The batch size is below 1.
-            TrappmError: A profile of an earlier version has no inference step.
         """
         key = loop, batch_size, phase, limit_mib
         memory = self._known.get(key)

@@ -10,6 +10,7 @@ import yaml
 from trappm.cluster.file_reference import SECTIONS, json_schema, page
 from trappm.cluster.pool_file import load_pool_file
 from trappm.cluster.spec import load_preset, load_spec, parse_spec, presets
+from trappm.cluster.yaml_file import FileFaultsError
 from trappm.profiler.errors import InputError
 from trappm.profiler.models.families import FAMILIES, family_of
 from trappm.profiler.models.known_names import model_of
@@ -188,3 +189,13 @@ def test_the_schema_for_editors_accepts_a_preset_and_refuses_an_unknown_key():
     jsonschema.validate(small() | {"canary": False}, json_schema())
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(small() | {"sead": 3}, json_schema())
+
+
+def test_every_fault_of_a_file_is_one_line_with_its_key():
+    faulty = small() | {"sead": 3, "rounds": {"count": "many", "source": 2}}
+    faulty["pool"]["groups"][0]["batch_size"] = [1]
+    with pytest.raises(FileFaultsError) as caught:
+        parse(faulty)
+    assert sorted(line.partition(":")[0] for line in caught.value.faults) == [
+        "pool.groups.0.batch_size", "rounds.count", "sead",
+    ]  # fmt: skip

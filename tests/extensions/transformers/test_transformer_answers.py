@@ -10,7 +10,7 @@ import trappm
 from trappm.extensions.transformers.model_heads import (
     HOST_RANGE,
     KNOWN,
-    MEGATRON,
+    OF_2023,
     transformer_times,
 )
 from trappm.learner.heads.other_devices import known_of_others
@@ -114,7 +114,7 @@ def test_megatron_models_have_the_slower_products_of_their_published_runs(tmp_pa
         for device in ("a100", "h100")
     )
     monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "without cached answers"))
-    with mock.patch.dict(MEGATRON, clear=True):
+    with mock.patch.dict(OF_2023, clear=True):
         assert trappm.predict("hf:gpt2,megatron", device="a100", **question).step_time_ms < on_a100
         again = trappm.predict("hf:gpt2,megatron", device="h100", **question).step_time_ms
     assert again == on_h100

@@ -222,3 +222,11 @@ def test_progress_counts_metrics(zoo, measure, small):
     rows = np.arange(0, 30, 3)
     train(zoo, rows, measure(zoo.graphs), small, on_progress=lambda *p: seen.append(p))
     assert seen == [(1, 2), (2, 2)]
+
+
+def test_transfer_needs_heads_of_the_same_kind(trained, zoo, measure, small):
+    networks = replace(small, head=replace(small.head, physical_prior=False, steps=1))
+    labels = zoo, np.arange(8), measure(zoo.graphs)
+    for preset, init in ((networks, trained[0]), (small, train(*labels, networks))):
+        with pytest.raises(InputError, match="another preset"):
+            train(*labels, preset, init=init)

@@ -19,7 +19,7 @@ from trappm.learner.paper.encoder import (
     train_encoder,
 )
 from trappm.learner.paper.graphs import batches, to_data
-from trappm.learner.paper.presets import LAPTOP, preset_named
+from trappm.learner.paper.presets import LAPTOP, PAPER, preset_named
 from trappm.learner.paper.regressor import HeadNetwork
 from trappm.profiler.errors import InputError
 
@@ -160,3 +160,26 @@ def test_the_regressor_over_distinct_nodes_equals_pyg(zoo, small):
     torch.nn.init.ones_(ours.output.weight)
     plain.load_state_dict(ours.state_dict())
     torch.testing.assert_close(ours(batch), plain(batch), rtol=1e-4, atol=1e-5)
+
+
+def test_the_paper_preset_has_the_sizes_of_the_paper():
+    network = EncoderNetwork(PAPER.encoder)
+    sizes = [(c.in_channels, c.out_channels) for c in network.convolutions]
+    assert sizes == [(113, 1024), (1024, 512), (512, 512), (512, 512)]
+    assert [n.num_features for n in network.norms] == [1024, 512, 512, 512]
+    assert network.dropout.p == 0.5
+    assert PAPER.encoder.learning_rate == 5e-4
+
+    head = HeadNetwork(PAPER.head, 512 + 6)
+    assert [(c.in_channels, c.out_channels) for c in head.convolutions] == [(113, 512), (512, 512)]
+    assert head.layers[0].in_features == 1030
+    assert len(head.layers) == 2
+    assert head.dropout.p == 0.05
+    assert (PAPER.head.learning_rate, PAPER.head.members) == (1e-3, 1)
+    assert PAPER.head.loss == "squared-log"
+
+
+def test_networks_deeper_than_the_keys_are_refused(zoo):
+    batch = batch_of(zoo, zoo.graphs[:1])
+    with pytest.raises(ValueError, match="reach to depth"):
+        classes_of(batch, MAX_DEPTH + 1)

@@ -1,24 +1,26 @@
-"""Features of priors: no two operators share one, and what they mean has a version."""
+"""Every feature can differ from 0, no two kinds share one, and what they mean has a version."""
 
 import json
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from feature_zoo import Convolutions, OtherOperators, in_all_settings, one_convolution
 
 from trappm.learner.physics.cpu_priors import CpuMemoryPrior, CpuTimePrior
 from trappm.learner.physics.device_specs import DeviceSpec
 from trappm.learner.physics.graph_prior import OPERATORS, GraphPrior, operator_shares
-from trappm.learner.physics.kernel_times import starting_constants
+from trappm.learner.physics.kernel_times import SHARE_GROUPS, starting_constants
 from trappm.learner.physics.memory_prior import MemoryPrior
 from trappm.learner.physics.power.power_prior import PowerPrior
-from trappm.learner.physics.step_memory import SCRATCH_KINDS
+from trappm.learner.physics.step_memory import SCRATCH_KINDS, step_memory
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.snapshots.snapshot import FEATURE_VERSIONS as VERSIONS
 from trappm.learner.workload import Workload
-from trappm.profiler.records import Graph, MemoryFormat, Precision
+from trappm.profiler.records import Graph, MemoryFormat, Phase, Precision
 from trappm.profiler.simulation.kernel_profile import (
     KernelKind,
     KernelProfile,
@@ -27,7 +29,7 @@ from trappm.profiler.simulation.kernel_profile import (
     Size,
 )
 from trappm.profiler.simulation.step_profile import SavedBytes, StepProfile
-from trappm.profiler.simulation.step_trace import Event, StepTrace
+from trappm.profiler.simulation.step_trace import ConvolutionKind, Event, StepTrace
 
 torch.set_num_threads(1)
 
@@ -41,6 +43,106 @@ PRIORS = {
 }
 """Priors of fixed constants by the part of the schema that their features belong to."""
 GOLDEN = Path(__file__).with_name("golden_features.json")
+
+# Only linear layers and convolutions have weights, so other products have no gradient of them.
+WITHOUT_WEIGHTS = {
+    KernelKind.MATMUL * len(Pass) + Pass.WEIGHT_GRADIENT,
+    KernelKind.ATTENTION * len(Pass) + Pass.WEIGHT_GRADIENT,
+}
+# The graph of a traced module has these in parts, as an ONNX export of opset 17 does.
+NEVER_TRACED = {"Attention", "GroupNormalization", "Gelu"}
+
+
+@pytest.fixture(scope="module")
+def zoo():
+    modules = [Convolutions(), OtherOperators(), *map(one_convolution, ConvolutionKind)]
+    return [workload for module in modules for workload in in_all_settings(module)]
+
+
+def silent_features(prior) -> set[int]:
+    """Features that are 0 for every network, with the reason above."""
+    if isinstance(prior, StepTimePrior):
+        return WITHOUT_WEIGHTS
+    if isinstance(prior, PowerPrior):
+        before = sum(prior.feature_groups) - sum(SHARE_GROUPS)
+        return {before + column for column in WITHOUT_WEIGHTS}
+    groups = prior.feature_groups
+    first = sum(groups[: groups.index(len(OPERATORS))])
+    return {first + OPERATORS.index(operator) for operator in NEVER_TRACED}
+
+
+@pytest.mark.parametrize("prior", [prior for priors in PRIORS.values() for prior in priors])
+def test_every_feature_is_non_zero_for_some_network(zoo, prior):
+    features = prior.features(zoo)
+    assert features.shape[1] == sum(prior.feature_groups)
+    zero = np.flatnonzero((features == 0).all(axis=0))
+    assert set(zero.tolist()) == silent_features(prior)
+
+
+def single_kernels(zoo):
+    """Workloads of a single kernel, with the kind and pass of it."""
+    steps = {id(w.kernels): w for w in zoo if w.phase is Phase.TRAIN}
+    for workload in steps.values():
+        table = workload.kernels.table(workload.phase)
+        for row in range(len(table)):
+            columns = {name: getattr(table, name)[row : row + 1] for name in vars(table)}
+            table_alone = KernelTable(**columns)
+            alone = replace(
+                workload.kernels, train=table_alone, infer=table_alone, parameters=0,
+                parameter_tensors=0,
+            )  # fmt: skip
+            kind, which = KernelKind(table.kinds[row]), Pass(table.passes[row])
+            yield replace(workload, kernels=alone), kind, which
+
+
+def test_no_two_kinds_of_kernels_share_a_feature(zoo):
+    """A kernel alone fills the feature of its kind and pass, and that of its class of shapes."""
+    alone = list(single_kernels(zoo))
+    features = STEP_TIMES.features([workload for workload, *_ in alone])
+    products, streams, optimizer, classes, _ = np.split(features, np.cumsum(SHARE_GROUPS)[:-1], 1)
+    assert not optimizer.any()
+    owners: dict[tuple[str, int], set[tuple[KernelKind, bool | Pass]]] = defaultdict(set)
+    for (_, kind, which), *parts in zip(alone, products, streams, classes, strict=True):
+        filled = {
+            (name, int(column))
+            for name, part in zip(("products", "streams", "classes"), parts, strict=True)
+            for column in np.flatnonzero(part)
+        }
+        names = {name for name, _ in filled}
+        multiplies = kind <= KernelKind.ATTENTION
+        assert names == ({"products", "classes"} if multiplies else {"streams"})
+        assert len(filled) == len(names)
+        for name, column in filled:
+            owner = {
+                "products": (kind, which),
+                "streams": (kind, which is not Pass.FORWARD),
+                "classes": (kind, True),
+            }[name]
+            owners[name, column].add(owner)
+    assert all(len(of_column) == 1 for of_column in owners.values())
+    assert len({column for name, column in owners if name == "classes"}) == SHARE_GROUPS[3]
+
+
+def test_no_two_kinds_of_convolutions_share_a_feature_of_memory():
+    stem = ConvolutionKind.DENSE
+    for kind in ConvolutionKind:
+        training, inference, *_ = in_all_settings(one_convolution(kind))
+        for memory in (step_memory(training), step_memory(inference)):
+            present = {int(k) for k in np.flatnonzero(memory.convolutions)}
+            assert present == {int(kind), int(stem)}
+            assert {int(k) for k in np.flatnonzero(memory.touched)} == present
+            for scratch in (memory.scratch_lift, memory.scratch_largest):
+                kinds = np.flatnonzero(scratch) // len(Pass)
+                assert set(kinds.tolist()) <= present
+        largest = step_memory(training).scratch_largest.reshape(-1, len(Pass))
+        assert (largest[kind] > 0).all()
+    assert largest.size == SCRATCH_KINDS
+
+
+def test_no_two_operators_share_a_feature(build_network):
+    for place, operator in enumerate(OPERATORS):
+        graph = replace(build_network("plain", 8, 2, 1), operators=(operator,) * 9)
+        assert np.flatnonzero(operator_shares(graph)).tolist() == [place]
 
 
 def made_up_workload(graph: Graph) -> Workload:
@@ -125,9 +227,3 @@ def test_features_change_only_with_their_version(build_network, part):
     assert expected is not None, message
     assert len(values) == len(expected), message
     np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-9, err_msg=message)
-
-
-def test_no_two_operators_share_a_feature(build_network):
-    for place, operator in enumerate(OPERATORS):
-        graph = replace(build_network("plain", 8, 2, 1), operators=(operator,) * 9)
-        assert np.flatnonzero(operator_shares(graph)).tolist() == [place]

@@ -14,6 +14,7 @@ from trappm.learner.stats.calibration import (
     UnseenErrors,
     central_interval,
 )
+from trappm.profiler.errors import InputError
 
 
 def errors(architectures, seed, labels=4):
@@ -257,3 +258,10 @@ def test_outliers_are_restored_from_tensors_and_damage_is_refused(labels):
         Surprises.from_tensors({**tensors, "scores": tensors["scores"].flip(0)})
     with pytest.raises(ValueError, match="reach"):
         Surprises.from_tensors({**tensors, "reach": -tensors["reach"]})
+
+
+def test_wrong_shapes_and_deviations_are_refused():
+    with pytest.raises(InputError, match="not one of each"):
+        Calibration.fit(np.zeros(3), np.ones(2), ["a"] * 3)
+    with pytest.raises(InputError, match="not positive"):
+        Calibration.fit(np.zeros(3), np.zeros(3), ["a"] * 3)

@@ -1,5 +1,6 @@
 """Measurements to files and back, and files that are not what they should be."""
 
+import csv
 import dataclasses
 import json
 
@@ -223,3 +224,15 @@ def test_sheets_with_duplicate_columns_are_refused(tmp_path):
     for read in (lambda path: list(read_rows(path, {"a"}, dict)), read_usable):
         with pytest.raises(InputError, match="duplicate column 'a'"):
             read(twice)
+
+
+def test_csv_is_written_but_not_read(tmp_path):
+    path = tmp_path / "labels.csv"
+    kept = measurement(message='he said "no",\nand left')
+    assert export_file([kept], path) == 1
+    with path.open(newline="") as file:
+        (cells,) = csv.DictReader(file)
+    assert (cells["message"], cells["memory_mib"]) == (kept.message, str(kept.memory_mib))
+    assert json.loads(cells["environment"]) == kept.environment
+    with pytest.raises(InputError, match=r"labels\.csv must end in one of \.parquet, \.jsonl"):
+        next(read_file(path))

@@ -128,7 +128,7 @@ def traced_work(workload: Workload, prior: StepTimePrior) -> StepWork:
         backward_ms=float(each_ms[~forward].sum()) * factor,
         update_ms=update_ms,
         fixed_ms=float(times.optimizer[0]) * factor + once_ms - update_ms,
-        copy_ms=READ_AND_WRITTEN * sum(trace.parameter_bytes) / (prior.spec.bandwidth_gbs * 1e6),
+        copy_ms=READ_AND_WRITTEN * (sum(blocks) + root) / (prior.spec.bandwidth_gbs * 1e6),
         gradients=gradients_of(trace, kernels, each_ms, workload.batch_size),
         blocks_bytes=tuple(blocks),
         root_bytes=root,
@@ -179,13 +179,17 @@ def _weight_kernels(
 def gathered_blocks(trace: StepTrace) -> tuple[list[float], float, float]:
     """Return the bytes of each block and of the root that FSDP gathers, and the share that trains.
 
-    Frozen parameters are among the buffers of a trace. Where most parameters are frozen, blocks
-    are those of the buffers, as adapters are small. Buffers of other models are not gathered.
+    Frozen parameters are among the buffers of a trace. Other buffers are small and count as such.
     """
-    trained, frozen = int(trace.parameter_bytes.sum()), int(trace.buffer_bytes.sum())
-    if frozen <= trained:
-        return *blocks_of(trace.parameter_bytes.tolist()), 1.0
-    return *blocks_of(trace.buffer_bytes.tolist()), trained / frozen
+    trained, frozen = trace.parameter_bytes.tolist(), trace.buffer_bytes.tolist()
+    (blocks, root), (others, others_root) = blocks_of(trained), blocks_of(frozen)
+    if len(others) == len(blocks):
+        blocks = [block + other for block, other in zip(blocks, others, strict=True)]
+    elif others:  # not by layer in one of both, whose bytes are divided like the other's
+        most = max(blocks, others, key=sum)
+        factor = (sum(blocks) + sum(others)) / sum(most)
+        blocks = [factor * block for block in most]
+    return blocks, root + others_root, sum(trained) / max(sum(trained) + sum(frozen), 1)
 
 
 def blocks_of(parameter_bytes: Sequence[int]) -> tuple[list[float], float]:

@@ -5,8 +5,8 @@ small batches that waited for the host. In 16 bits, factors are fitted to llm-fo
 steps (Apache-2.0) of MPT on A100 and H100 nodes with flash attention, and for the A100 to
 aiconfigurator's kernels (Apache-2.0), too. `python -m research tables language-models --fit` prints
 them. In fp32 nothing is fitted, and NeuSight's whole models (MIT) give the errors of the constants.
-Intervals are the errors on held-out language models, widened by the range of launch times on
-unknown hosts.
+Intervals are the errors on held-out language models, or hold most published steps (A100 in 16
+bits), and are widened by the range of launch times on unknown hosts.
 """
 
 from __future__ import annotations
@@ -96,6 +96,7 @@ STEPS_OF_2023, KERNELS_OF_TODAY = 1.079, 0.829
 """Factors on an A100's products, of llm-foundry's steps and of aiconfigurator's kernels. Published
 steps since confirm both, by their software, so answers have the geometric mean."""
 _HALF = "published steps of language models in bf16 (llm-foundry)"
+_FLASH = f"{_HALF} and FlashAttention 2's kernels"
 _KERNELS = f"{_HALF} and kernels of today's libraries (aiconfigurator)"
 _FULL = "published whole language models in fp32, with eager attention (NeuSight)"
 KNOWN = {
@@ -117,19 +118,29 @@ KNOWN = {
     ("l4", False): TransformerTimes(errors=(0.972, 1.164), basis=_FULL, like="t4"),
 }
 """Factors by card model and by whether the step is in 16 bits."""
-MEGATRON = {("a100", True): replace(KNOWN["a100", True], products=STEPS_OF_2023)}
-"""The same with Megatron-LM's kernels, of which published runs are of 2021 and 2022."""
+OF_2023 = {
+    ("a100", True): replace(
+        KNOWN["a100", True], products=STEPS_OF_2023, errors=(0.80, 1.17), basis=_FLASH
+    )
+}
+"""The same with libraries of 2021 to 2023, as in published runs of Megatron-LM and generation."""
 
 OTHERS = TransformerTimes(attention=FLASH_2, errors=(0.5, 2.0), basis="no step of a language model")
 """Factors of other cards in 16 bits."""
 
 
 def transformer_times(
-    device: str, precision: Precision, *, megatron: bool = False
+    device: str, precision: Precision, *, of_2023: bool = False
 ) -> TransformerTimes | None:
-    """Return the factors of a device; None without published steps of language models on it."""
+    """Return the factors of a device; None without published steps of language models on it.
+
+    Args:
+        device: Any name of the device.
+        precision: Precision of the step.
+        of_2023: Whether libraries are of 2021 to 2023, where that makes a difference.
+    """
     key = read_name(device).model, precision is not Precision.FP32
-    return (MEGATRON.get(key) if megatron else None) or KNOWN.get(key)
+    return (OF_2023.get(key) if of_2023 else None) or KNOWN.get(key)
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,7 +194,7 @@ def model_heads(
     if not is_transformer(architecture):
         return None
     is_megatron = architecture.endswith(f",{Attention.MEGATRON}")
-    times, spec = transformer_times(card, precision, megatron=is_megatron), known_spec(card)
+    times, spec = transformer_times(card, precision, of_2023=is_megatron), known_spec(card)
     if times is None or spec is None or not isinstance(trained.heads, Heads):
         return None
     head = language_model_head(others, card, spec, times, errors_of(times))
