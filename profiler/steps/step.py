@@ -282,6 +282,7 @@ def make_step(
         model = share(model)
     if configuration.execution is Execution.COMPILE:
         model = cast("nn.Module", torch.compile(model))
+    model.train(configuration.phase is Phase.TRAIN)
     # Drawn where they stay: a large batch is for the device's memory to refuse, not the host's.
     generator = torch.Generator(device).manual_seed(SEED)
     inputs = source_of(name).inputs(name, input_size)
@@ -292,7 +293,6 @@ def make_step(
     if configuration.precision is Precision.BF16:
         images = images.to(torch.bfloat16)
     if configuration.phase is Phase.INFER:
-        model.eval()
         return _inference_step(lambda: model(images), configuration.precision, device)
     targets = torch.randint(
         classes, (configuration.batch_size,), generator=generator, device=device
@@ -306,7 +306,7 @@ def make_step(
             )
         return cross_entropy(logits, targets)
 
-    return _training_step(loss, model.train(), configuration, device)
+    return _training_step(loss, model, configuration, device)
 
 
 def _step_of_named(
@@ -326,11 +326,8 @@ def _step_of_named(
             for name, value in batch.items()
         }
     if phase is Phase.INFER:
-        model.eval()
         return _inference_step(lambda: model(**batch), configuration.precision, generator.device)
-    return _training_step(
-        lambda: model(**batch).loss, model.train(), configuration, generator.device
-    )
+    return _training_step(lambda: model(**batch).loss, model, configuration, generator.device)
 
 
 def _inference_step(

@@ -113,7 +113,7 @@ def test_resuming_ends_with_an_error_if_an_earlier_process_stays(begun_home, mon
 
 
 class InterruptedOnce:
-    """An actor whose watcher is interrupted by Ctrl-C, and which ends once it is told to stop."""
+    """An actor whose watcher is interrupted by Ctrl-C, and which ends when it is asked to stop."""
 
     def __init__(self):
         self.is_stopped, self._asked = False, 0
