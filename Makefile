@@ -45,7 +45,6 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@export PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONUNBUFFERED=1; \
 	  $(QUIETLY) $(BIN)/python -m pip install -c constraints.txt setuptools; \
 	  $(QUIETLY) $(BIN)/python -m pip install -c constraints.txt --no-build-isolation -e '.[dev]'
-	@$(BIN)/python -m trappm.profiler.models.torchvision_shim
 	@mv $(UNFINISHED) $(INSTALLED)
 
 campaign: $(INSTALLED) ## run a whole labelling campaign on this machine (ARGS='--help' for options)

@@ -13,6 +13,8 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from trappm.profiler.models.torchvision_shim import prepare_torchvision
+
 if TYPE_CHECKING:
     from trappm import snapshots
     from trappm.campaigns import Campaign, CampaignResult
@@ -51,6 +53,8 @@ _RENAMED = {
     "predict_parallel": "trappm.extensions.parallel.shared_step.predict_parallel",
 }
 """Earlier functions, and what replaces them."""
+
+prepare_torchvision()
 
 
 def __dir__() -> list[str]:

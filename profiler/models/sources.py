@@ -48,9 +48,6 @@ def source_of(architecture: str) -> ModelSource:
         InputError: The source is unknown, or its library is not installed.
     """
     if is_prefixed(architecture):
-        from trappm.profiler.models.torchvision_shim import register_missing_operators
-
-        register_missing_operators()  # libraries of other sources may import torchvision
         return cast("ModelSource", import_module(names_of(architecture).SOURCE))
     from trappm.profiler.models import zoo
 

@@ -7,6 +7,8 @@ from fnmatch import fnmatchcase
 from functools import cache
 from typing import Any, cast
 
+import timm
+from timm.models import _registry, get_pretrained_cfg
 from torch import nn
 
 from trappm.profiler.errors import (
@@ -17,12 +19,6 @@ from trappm.profiler.errors import (
 )
 from trappm.profiler.models.known_names import WILD, unknown_architecture
 from trappm.profiler.models.model_input import Sample
-from trappm.profiler.models.torchvision_shim import register_missing_operators
-
-register_missing_operators()
-
-import timm  # noqa: E402  # the operators have to be there first
-from timm.models import _registry, get_pretrained_cfg  # noqa: E402
 
 
 def architectures(patterns: Iterable[str]) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from functools import wraps
+from functools import cache, wraps
 from threading import Lock
 from types import FunctionType
 from typing import Any, Self, cast
@@ -22,31 +22,54 @@ from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
+from trappm.profiler.errors import InputError
 from trappm.profiler.simulation.kernel_profile import KernelKind, Pass
 from trappm.profiler.tracing.kernel_log import HALVES, KernelLog, Product
 from trappm.profiler.tracing.known_values import KnownValues
 
-# The lists are those of "Autocast Op Reference" in PyTorch's documentation, CUDA. Operators that
-# are in no list keep their type or follow type promotion, as they do anyway.
+# The lists are those of aten/src/ATen/autocast_mode.h (PyTorch 2.13), by the names of functions in
+# Python; a test compares them with what PyTorch registers. Operators that are in no list keep their
+# type or follow type promotion, as they do anyway. Functions of `torch.nn.functional` that are in
+# no list run line by line, so that the functions which they call are found here.
 
 _HALF = {
-    "__matmul__", "__rmatmul__", "addbmm", "addmm", "addmv", "baddbmm", "bmm", "chain_matmul",
-    "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
-    "einsum", "gru", "linear", "lstm", "matmul", "mm", "mv", "prelu", "rnn_relu", "rnn_tanh",
+    "__matmul__", "__rmatmul__", "addbmm", "addmm", "addmv", "addr", "baddbmm", "bmm",
+    "chain_matmul", "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d",
+    "conv_transpose2d", "conv_transpose3d", "convolution", "einsum", "gru", "gru_cell",
+    "linalg_matmul", "linalg_multi_dot", "linalg_vecdot", "linear", "lstm", "lstm_cell", "matmul",
+    "mm", "mv", "prelu", "rnn_relu", "rnn_relu_cell", "rnn_tanh", "rnn_tanh_cell",
     "scaled_dot_product_attention",
 }  # fmt: skip
 _FULL = {
-    "__pow__", "__rpow__", "binary_cross_entropy_with_logits", "cdist", "cosine_similarity",
-    "cross_entropy", "exp", "expm1", "group_norm", "layer_norm", "log", "log10", "log1p", "log2",
-    "logsumexp", "nll_loss", "normalize", "pow", "reciprocal", "rsqrt", "softplus",
+    "__pow__", "__rpow__", "acos", "asin", "arccos", "arcsin", "binary_cross_entropy_with_logits",
+    "cdist", "cosh", "cosine_embedding_loss", "cosine_similarity", "cross_entropy", "dist",
+    "erfinv", "exp", "expm1", "frobenius_norm", "group_norm", "hinge_embedding_loss", "huber_loss",
+    "kl_div", "l1_loss", "layer_norm", "log", "log10", "log1p", "log2", "logsumexp",
+    "margin_ranking_loss", "mse_loss", "multi_margin_loss", "multilabel_margin_loss",
+    "native_layer_norm", "nll_loss", "nll_loss2d", "nll_loss_nd", "normalize", "nuclear_norm",
+    "pairwise_distance", "pdist", "poisson_nll_loss", "pow", "reciprocal", "renorm", "rms_norm",
+    "rsqrt", "sinh", "smooth_l1_loss", "soft_margin_loss", "softplus", "special_expm1",
+    "special_log1p", "special_logsumexp", "square", "tan", "triplet_margin_loss",
+    "upsample_bicubic2d", "_upsample_bicubic2d_aa", "upsample_bilinear2d",
+    "_upsample_bilinear2d_aa", "upsample_linear1d", "upsample_nearest1d", "upsample_nearest2d",
+    "upsample_nearest3d", "_upsample_nearest_exact1d", "_upsample_nearest_exact2d",
+    "_upsample_nearest_exact3d", "upsample_trilinear3d",
 }  # fmt: skip
-_FULL_RESULT = {"cumprod", "cumsum", "log_softmax", "norm", "prod", "softmax", "sum"}
+"""Some of these are no operators of their own, but call one that is in this list."""
+_FULL_RESULT = {
+    "cumprod", "cumsum", "linalg_matrix_norm", "linalg_norm", "linalg_vector_norm", "log_softmax",
+    "norm", "prod", "softmax", "special_log_softmax", "special_softmax", "sum",
+}  # fmt: skip
 """These read 16 bits and write 32 without a cast of their own."""
 _WIDEST = {
-    "addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "grid_sample", "index_put",
-    "scatter_add", "tensordot", "vdot",
+    "addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "grid_sampler", "index_put",
+    "linalg_cross", "scatter_add", "tensordot", "vdot",
 }  # fmt: skip
 """These want one type, and get 32 bits if any tensor has them."""
+CAST = frozenset(_HALF | _FULL | _FULL_RESULT | _WIDEST)
+"""Functions whose arguments or results autocast casts."""
+REFUSED = frozenset({"binary_cross_entropy"})
+"""Functions that PyTorch refuses to run under autocast."""
 
 
 class Autocast:
@@ -57,15 +80,24 @@ class Autocast:
         self._keeps = True
         self._weights: dict[int, tuple[Tensor, Tensor]] = {}
 
+    @property
+    def is_enabled(self) -> bool:
+        return torch.is_autocast_enabled("cuda")
+
     def arguments(
         self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         """Return the arguments that the function of this name gets."""
-        if not torch.is_autocast_enabled("cuda"):
+        if not self.is_enabled:
             return args, kwargs
         if (half := torch.get_autocast_dtype("cuda")) != self._half:
             self._half = half
             self._weights.clear()
+        if name in REFUSED:
+            raise InputError(
+                f"PyTorch refuses {name} under autocast; use binary_cross_entropy_with_logits, or "
+                'compute the loss within torch.autocast("cuda", enabled=False)'
+            )
         if name in _HALF:
             return self._cast(args, self._half), self._cast(kwargs, self._half)
         if name in _FULL:
@@ -205,8 +237,12 @@ _FROM_DATA = (torch.tensor, torch.as_tensor, Tensor.new_tensor)
 """Constructors that read no data for the meta device."""
 
 
+@cache
 def _unchecked(function: Any) -> Any:
-    """A function of PyTorch written in Python without its first lines, which ask for modes."""
+    """Return a function of PyTorch written in Python without its first lines, which ask for modes.
+
+    PyTorch runs such functions with all modes switched off; this copy runs with them.
+    """
     checks = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
     never = dict.fromkeys(checks, lambda *_: False)
     body = FunctionType(
@@ -220,16 +256,17 @@ def _unchecked(function: Any) -> Any:
     return body
 
 
-_BODIES = {
-    function: _unchecked(function)
-    for function in (
+_ALWAYS_ENTERED = frozenset(
+    (
         F.multi_head_attention_forward,
         Tensor.backward,  # these run what a checkpoint computes again
         torch.autograd.backward,
         torch.autograd.grad,
     )
-}
-"""Functions within which others are replaced; PyTorch runs them with all modes switched off."""
+)
+"""Functions within which others are replaced."""
+_CALLING = (vars(F), vars(torch.functional))
+"""Globals of functions in Python that call functions which autocast casts."""
 
 
 _construct_autocast, _enter_autocast = torch.autocast.__init__, torch.autocast.__enter__
@@ -264,7 +301,8 @@ def _construct(
 def _enter(self: torch.autocast) -> Any:
     """Enter `torch.autocast`; while a step is traced, as on a machine with a GPU.
 
-    One that was constructed before this module was imported leaves autocast as it is.
+    One that was constructed before the trace leaves autocast as it is: without a GPU, PyTorch does
+    not keep whether it was enabled.
     """
     if self.device != "cuda" or not _is_tracing():
         return _enter_autocast(self)  # type: ignore[no-untyped-call]
@@ -274,10 +312,6 @@ def _enter(self: torch.autocast) -> Any:
         return _enter_autocast(self)  # type: ignore[no-untyped-call]
     finally:
         self._enabled = before
-
-
-torch.autocast.__init__ = _construct  # type: ignore[method-assign]
-torch.autocast.__enter__ = _enter  # type: ignore[method-assign]
 
 
 class _Idle:
@@ -316,7 +350,9 @@ def _nothing(*_: Any, **__: Any) -> None:
     pass
 
 
-_ORDERS = {
+_AUTOCAST = {torch.autocast: {"__init__": _construct, "__enter__": _enter}}
+"""Methods of PyTorch that behave otherwise while a step is traced, by their class."""
+_ORDERS: Mapping[Any, Mapping[str, Any]] = {
     torch.cuda: {
         "synchronize": _nothing,
         "set_stream": _nothing,
@@ -331,10 +367,12 @@ _ORDERS = {
 """Calls that only order or mark the work of a GPU, by their module in PyTorch."""
 
 
-class _IdleGpu:
-    """Lets calls that order or mark a GPU's work do nothing, where PyTorch finds no GPU.
+class _TracedGpu:
+    """Lets PyTorch behave as on a GPU that is idle while a step is traced.
 
-    The first of the threads that trace changes PyTorch's modules, and the last one restores them.
+    Autocast for CUDA can be enabled, and calls that order or mark a GPU's work do nothing where
+    PyTorch finds none. The first of the threads that trace changes PyTorch, and the last one
+    restores it.
     """
 
     def __init__(self) -> None:
@@ -344,11 +382,12 @@ class _IdleGpu:
 
     def __enter__(self) -> None:
         with self._lock:
-            if self._traces == 0 and not torch.cuda.is_available():
-                for module, names in _ORDERS.items():
-                    for name, idle in names.items():
-                        self._changes.callback(setattr, module, name, getattr(module, name))
-                        setattr(module, name, idle)
+            if self._traces == 0:
+                orders = {} if torch.cuda.is_available() else _ORDERS
+                for owner, names in (*_AUTOCAST.items(), *orders.items()):
+                    for name, value in names.items():
+                        self._changes.callback(setattr, owner, name, getattr(owner, name))
+                        setattr(owner, name, value)
             self._traces += 1
 
     def __exit__(self, *_: object) -> None:
@@ -358,7 +397,7 @@ class _IdleGpu:
                 self._changes.close()
 
 
-IDLE_GPU = _IdleGpu()
+TRACED_GPU = _TracedGpu()
 
 
 def _on_meta(value: Any) -> Any:
@@ -416,13 +455,22 @@ class GpuFunctions(TorchFunctionMode):
         if func in _FROM_DATA:
             return self._with_values(func, args, kwargs, func(*args, **kwargs))
         # In inference mode operators reach the recorder whole.
-        if torch.is_inference_mode_enabled():
-            return func(*args, **kwargs)
-        if func in _BODIES:
+        if not torch.is_inference_mode_enabled():
+            output = self._replaced(func, name, args, kwargs)
+            if output is not NotImplemented:
+                return output
+        if self._enters(func, name):
             with self:
-                return _BODIES[func](*args, **kwargs)
-        output = self._replaced(func, name, args, kwargs)
-        return func(*args, **kwargs) if output is NotImplemented else output
+                return _unchecked(func)(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _enters(self, func: Any, name: str) -> bool:
+        """Return whether a function runs line by line, with this mode."""
+        if func in _ALWAYS_ENTERED:
+            return self._autocast.is_enabled or not torch.is_inference_mode_enabled()
+        if not self._autocast.is_enabled or name in CAST or not isinstance(func, FunctionType):
+            return False
+        return any(func.__globals__ is names for names in _CALLING)
 
     def _replaced(
         self, func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]

@@ -49,7 +49,7 @@ from trappm.profiler.simulation.step_profile import SavedBytes, StepProfile
 from trappm.profiler.simulation.step_trace import TRACED_BATCH_SIZES, Origin, StepTrace
 from trappm.profiler.tracing.compiled_memory import CompiledMemory
 from trappm.profiler.tracing.fusion import FusedKernelLog
-from trappm.profiler.tracing.gpu_functions import IDLE_GPU, GpuFunctions
+from trappm.profiler.tracing.gpu_functions import TRACED_GPU, GpuFunctions
 from trappm.profiler.tracing.kernel_log import AllocationLog, KernelLog, channels_last, kernel_table
 from trappm.profiler.tracing.known_values import KnownValues, check_memory
 from trappm.profiler.tracing.losses import Loss, default_loss
@@ -404,7 +404,7 @@ class Tracer:
                 _seeded(values.everything),
                 _no_collector(),
                 _eager(),
-                IDLE_GPU,
+                TRACED_GPU,
                 warnings.catch_warnings(),
             ):
                 warnings.simplefilter("ignore")  # of sizes read while tracing, for instance

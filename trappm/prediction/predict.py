@@ -12,6 +12,7 @@ from trappm.prediction.models.subjects import refuse_foreign, size_kind, subject
 from trappm.prediction.prediction import Prediction
 from trappm.prediction.question import Question
 from trappm.profiler.errors import InputError
+from trappm.profiler.host.caller_state import independent_of_caller
 from trappm.profiler.models.known_names import is_file, refuse_unknown
 from trappm.profiler.records import Execution
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from trappm.profiler.simulation.training_loop import TrainingLoop
 
 
+@independent_of_caller
 def predict(
     model: str | Path | nn.Module,
     *,
@@ -156,6 +158,7 @@ def _execution_of(model: object) -> Execution:
     return Execution.COMPILE if is_compiled else Execution.EAGER
 
 
+@independent_of_caller
 def compare(
     models: str | Path | nn.Module | Sequence[str | Path | nn.Module],
     devices: str | Sequence[str] | None = None,

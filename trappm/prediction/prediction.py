@@ -18,6 +18,7 @@ from trappm.prediction.fitting import MemoryAnswer, Verdict, process_memory_mib,
 from trappm.prediction.question import loop_of
 from trappm.profiler.devices.catalogue import CONTEXT_MIB
 from trappm.profiler.errors import UnsupportedModelError
+from trappm.profiler.host.caller_state import independent_of_caller
 from trappm.profiler.records import (
     METRICS,
     Execution,
@@ -168,6 +169,7 @@ class Prediction(MemoryAnswer):
         return iter((self.step_time_ms, self.memory_mib, self.power_w))
 
     @cached_property
+    @independent_of_caller
     def memory_breakdown(self) -> MemoryBreakdown:
         """Memory at its peak by part, module and tensor; the step is traced for it, in seconds.
 

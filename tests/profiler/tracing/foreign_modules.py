@@ -17,8 +17,6 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from trappm.profiler.models.torchvision_shim import register_missing_operators
-
 BATCH_SIZE = 4
 """Of the examples, and of real steps."""
 TRANSFORMERS = importlib.util.find_spec("transformers") is not None
@@ -137,7 +135,6 @@ def torchvision(group, name, **options):
     """Build a model of torchvision without dropout, of which a CPU keeps another mask."""
 
     def build():
-        register_missing_operators()
         from torchvision import models
 
         options.setdefault("num_classes", 5)
@@ -159,7 +156,6 @@ def pixels(output):
 
 def hugging_face(kind, config, *, checkpointing=False, **options):
     def build():
-        register_missing_operators()
         import transformers
 
         model = getattr(transformers, kind)(getattr(transformers, config)(**options))

@@ -11,11 +11,12 @@ import torch.nn.functional as F  # noqa: N812
 from small_modules import Function
 from torch import nn
 
+from trappm.profiler.errors import InputError
 from trappm.profiler.models.model_input import Sample
 from trappm.profiler.models.on_meta import on_meta
 from trappm.profiler.records import Phase, Precision
 from trappm.profiler.simulation.kernel_profile import KernelKind
-from trappm.profiler.tracing.gpu_functions import GpuFunctions
+from trappm.profiler.tracing.gpu_functions import CAST, REFUSED, TRACED_GPU, GpuFunctions
 from trappm.profiler.tracing.gpu_operators import result_of
 from trappm.profiler.tracing.kernel_log import KernelLog
 from trappm.profiler.tracing.tracer import StepOptions, Tracer
@@ -176,14 +177,95 @@ def test_code_with_autocast_can_still_be_scripted():
     assert torch.jit.script(Cast())(torch.ones(2)).tolist() == [2.0, 2.0]
 
 
-@pytest.mark.parametrize("enabled", [True, False])
-def test_autocast_made_before_a_trace_applies_within_it(enabled):
+@pytest.mark.skipif(torch.cuda.is_available(), reason="PyTorch keeps what was asked on a GPU")
+@pytest.mark.parametrize("precision", [Precision.AMP_FP16, Precision.FP32])
+def test_autocast_made_before_a_trace_leaves_the_precision_of_the_step(precision):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        made = torch.autocast("cuda", dtype=torch.float16, enabled=enabled)
-    with GpuFunctions(KernelLog()), made:
-        assert torch.is_autocast_enabled("cuda") is enabled
-    assert not torch.is_autocast_enabled("cuda")
+        made = torch.autocast("cuda", dtype=torch.float16)
+
+    def inside(self, x):
+        with made:
+            return product(self, x)
+
+    halves = half_products(table_of(inside, Phase.INFER, precision=precision))
+    assert (halves > 0) == (precision is Precision.AMP_FP16)
+
+
+def test_a_trace_leaves_autocast_as_it_was():
+    before = torch.autocast.__init__, torch.autocast.__enter__
+    table_of(product, precision=Precision.AMP_FP16)
+    assert before == (torch.autocast.__init__, torch.autocast.__enter__)
+
+
+INTERNAL = {
+    "_convolution": "called by conv1d to conv3d, which are cast first",
+    "_scaled_dot_product_flash_attention": "called by scaled_dot_product_attention",
+    "_thnn_fused_gru_cell": "called by gru_cell",
+    "_thnn_fused_lstm_cell": "called by lstm_cell",
+    "cudnn_convolution": "called by convolutions; PyTorch passes it through",
+    "cudnn_convolution_transpose": "called by convolutions; PyTorch passes it through",
+}
+"""Operators with an autocast rule that no function in Python calls."""
+
+
+def test_all_operators_that_autocast_casts_are_listed():
+    registered = torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCUDA")
+    names = {name.split("::")[1].split(".")[0] for name in registered}
+    assert names - CAST - REFUSED == INTERNAL.keys()
+
+
+def cast_type(function, *shapes):
+    """Return the type of a function's result on 16-bit tensors under autocast for CUDA."""
+    inputs = [
+        torch.empty(*s, dtype=torch.float16, device="meta", requires_grad=True) for s in shapes
+    ]
+    with TRACED_GPU, GpuFunctions(KernelLog()), torch.autocast("cuda"):
+        return function(*inputs).dtype
+
+
+IMAGES, ROWS = (2, 3, 8, 8), (4, 16)
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes"),
+    [
+        *((lambda x, mode=mode: F.interpolate(x, scale_factor=2, mode=mode), [IMAGES])
+          for mode in ("nearest", "bilinear", "bicubic", "nearest-exact")),
+        (lambda x: F.interpolate(x, size=4, mode="bilinear", antialias=True), [IMAGES]),
+        (lambda x: F.interpolate(x, scale_factor=2, mode="linear"), [(2, 3, 8)]),
+        (lambda x: F.interpolate(x, scale_factor=2, mode="trilinear"), [(2, 3, 4, 4, 4)]),
+        (nn.UpsamplingBilinear2d(scale_factor=2), [IMAGES]),
+        (nn.RMSNorm(16, device="meta"), [ROWS]),
+        *((loss, [ROWS, ROWS])
+          for loss in (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.kl_div,
+                       F.poisson_nll_loss, F.pairwise_distance)),
+        (F.triplet_margin_loss, [ROWS, ROWS, ROWS]),
+        (lambda x: F.softmin(x, dim=-1), [ROWS]),
+        (lambda x: F.gumbel_softmax(x, dim=-1), [ROWS]),
+        (torch.square, [ROWS]),
+        (torch.linalg.vector_norm, [ROWS]),
+        (torch.linalg.norm, [ROWS]),
+        (lambda x: x.norm(dim=-1), [ROWS]),
+        (torch.acos, [ROWS]),
+    ],
+)  # fmt: skip
+def test_autocast_returns_32_bits_where_pytorch_does(function, shapes):
+    assert cast_type(function, *shapes) == torch.float32
+
+
+@pytest.mark.parametrize("function", [F.relu, F.gelu, F.avg_pool1d, F.silu])
+def test_autocast_leaves_the_type_of_other_functions(function):
+    arguments = (2,) if function is F.avg_pool1d else ()
+    assert cast_type(lambda x: function(x, *arguments), (2, 4, 8)) == torch.float16
+
+
+def test_a_loss_that_pytorch_refuses_under_autocast_is_refused():
+    def loss(self, x):
+        return F.binary_cross_entropy(torch.sigmoid(x), torch.ones_like(x))
+
+    with pytest.raises(InputError, match="binary_cross_entropy_with_logits"):
+        table_of(loss, precision=Precision.AMP_FP16)
 
 
 # What is remembered of an operator's results is what the operator would return again.

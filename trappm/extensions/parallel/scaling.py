@@ -13,6 +13,7 @@ from trappm.prediction.fitting import VERDICTS, Verdict
 from trappm.prediction.question import Question
 from trappm.profiler.devices.base import rank_key
 from trappm.profiler.errors import InputError, UnsupportedModelError
+from trappm.profiler.host.caller_state import independent_of_caller
 from trappm.profiler.records import Phase
 from trappm.terminal.tables import print_line, print_notes, print_table
 
@@ -25,6 +26,7 @@ Scaling = tuple[list[ParallelPrediction], list[str]]
 """Predictions, and one line with the reason for each rejected combination."""
 
 
+@independent_of_caller
 def scaling(
     models: Sequence[str | Subject],
     devices: Sequence[str] | None,

@@ -27,6 +27,7 @@ from trappm.prediction.fitting import (
 from trappm.prediction.question import Question
 from trappm.profiler.errors import InputError, UnsupportedModelError
 from trappm.profiler.extensions import extension_modules
+from trappm.profiler.host.caller_state import independent_of_caller
 from trappm.profiler.models.known_names import is_prefixed
 from trappm.profiler.models.pool import Attention
 from trappm.profiler.records import Phase, Precision, StepSettings
@@ -150,6 +151,7 @@ class ParallelPrediction(MemoryAnswer):
         )
 
 
+@independent_of_caller
 def predict_parallel(
     model: str,
     *,

@@ -28,6 +28,7 @@ from trappm.prediction.fitting import (
 )
 from trappm.profiler.devices.catalogue import read_name
 from trappm.profiler.errors import InputError
+from trappm.profiler.host.caller_state import independent_of_caller
 from trappm.profiler.records import MemoryFormat, Phase, Precision, member
 from trappm.terminal.tables import console, print_line, print_notes, table
 
@@ -121,6 +122,7 @@ class Generation:
         return values
 
 
+@independent_of_caller
 def generate(
     model: str,
     *,
