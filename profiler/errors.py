@@ -34,6 +34,10 @@ class BatchOrderError(UnsupportedModelError):
     """A step whose operators depend on the batch size, such as a loop over samples."""
 
 
+class UnevenSizesError(UnsupportedModelError):
+    """A step with tensors that do not grow evenly with the batch, as of all pairs of samples."""
+
+
 class DeviceError(InputError):
     """An unknown device key, or a device that is not on this machine."""
 

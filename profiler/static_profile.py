@@ -25,7 +25,7 @@ from trappm.profiler.simulation.kernel_profile import KernelProfile, KernelTable
 from trappm.profiler.simulation.step_profile import StaticProfile, StepProfile, StepSource
 from trappm.profiler.simulation.step_trace import TRACED_BATCH_SIZES, StepTrace
 from trappm.profiler.tracing.fusion import prefers_channels_last
-from trappm.profiler.tracing.tracer import GROWS_FASTER, StepOptions, Tracer
+from trappm.profiler.tracing.tracer import StepOptions, Tracer
 
 if TYPE_CHECKING:
     from trappm.profiler.onnx_files.module import RebuiltModule
@@ -185,8 +185,6 @@ def _profile(
     graph = _graph(tracer, model, inputs)
     try:
         step = tracer.step()
-        if isinstance(model, nn.Module) and not tracer.is_affine(Phase.TRAIN):
-            raise UnsupportedModelError(GROWS_FASTER)
     except TrappmError as error:
         return StaticProfile(graph=graph, step=None, step_refusal=str(error), step_source=None)
     return StaticProfile(graph=graph, step=step, step_refusal=None, step_source=source)

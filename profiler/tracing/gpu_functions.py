@@ -426,6 +426,8 @@ class GpuFunctions(TorchFunctionMode):
         self._fused = fused_attention
         self._values = values or KnownValues()
         self._autocast = Autocast()
+        self._entered: list[Any] = []
+        """Functions that run line by line at present."""
 
     def end_forward(self) -> None:
         """Release the cast weights, as autocast does at its end."""
@@ -459,10 +461,14 @@ class GpuFunctions(TorchFunctionMode):
             output = self._replaced(func, name, args, kwargs)
             if output is not NotImplemented:
                 return output
-        if self._enters(func, name):
+        if not self._enters(func, name):
+            return func(*args, **kwargs)
+        self._entered.append(func)
+        try:
             with self:
                 return _unchecked(func)(*args, **kwargs)
-        return func(*args, **kwargs)
+        finally:
+            self._entered.pop()
 
     def _enters(self, func: Any, name: str) -> bool:
         """Return whether a function runs line by line, with this mode."""
@@ -470,7 +476,9 @@ class GpuFunctions(TorchFunctionMode):
             return self._autocast.is_enabled or not torch.is_inference_mode_enabled()
         if not self._autocast.is_enabled or name in CAST or not isinstance(func, FunctionType):
             return False
-        return any(func.__globals__ is names for names in _CALLING)
+        # Some functions, such as meshgrid, only call another one, which asks for the modes of both.
+        is_asked_again = func in self._entered
+        return not is_asked_again and any(func.__globals__ is names for names in _CALLING)
 
     def _replaced(
         self, func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]

@@ -310,6 +310,13 @@ class KernelLog:
             )
         )
 
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def sizes(self) -> IntArray:
+        """Return the sizes of each kernel by `Size` (n, 7)."""
+        return self.rows()[:, DESCRIPTION:]
+
     def rows(self) -> IntArray:
         return np.array(self._rows, dtype=np.int64).reshape(-1, DESCRIPTION + len(Size))
 
@@ -333,6 +340,9 @@ def _weight_gradients(rows: IntArray, sizes: IntArray) -> npt.NDArray[np.bool_]:
 def kernel_table(first: KernelLog, second: KernelLog, batch_sizes: tuple[int, int]) -> KernelTable:
     """Return the kernels for every batch size from those at two; equal ones are one row.
 
+    Args:
+        first, second, batch_sizes: Logs, whose sizes are affine in the batch size, and their sizes.
+
     Raises:
         BatchOrderError: More than the kernels' sizes depends on the batch size.
     """
@@ -347,10 +357,6 @@ def kernel_table(first: KernelLog, second: KernelLog, batch_sizes: tuple[int, in
     if batch_sizes[0] == batch_sizes[1]:
         of_weights = _weight_gradients(rows, sizes)
     rows[linear & of_weights, 1] = Pass.WEIGHT_GRADIENT
-    # What mixes the samples of a batch (products of all pairs) grows faster than the line through
-    # both sizes, which ends below 0 at an empty batch.
-    bent = fixed < 0
-    slope[bent], fixed[bent] = sizes[bent] // batch_sizes[0], 0
     affine = np.stack([fixed, slope], -1).reshape(len(rows), 2 * len(Size))
     whole = np.hstack([rows[:, :DESCRIPTION], affine])
     _, at, inverse = np.unique(whole, axis=0, return_index=True, return_inverse=True)

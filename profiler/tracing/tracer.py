@@ -31,6 +31,7 @@ from trappm.profiler.errors import (
     BatchOrderError,
     InputError,
     TrappmError,
+    UnevenSizesError,
     UnsupportedModelError,
     one_line,
 )
@@ -141,7 +142,6 @@ def short_path(path: str) -> str:
     return path
 
 
-GROWS_FASTER = "some tensors grow faster than the batch, as where all samples are compared"
 CHECKED_BATCH_SIZE = 3
 """Third batch size, where sizes do not seem to be affine."""
 _HALF = {Precision.AMP_FP16: torch.float16, Precision.AMP_BF16: torch.bfloat16}
@@ -179,6 +179,11 @@ class _Recorded:
     def order(self) -> IntArray:
         """Kind and block of every event (E, 2)."""
         return self.allocations.events()[:, :2]
+
+    @property
+    def sizes(self) -> IntArray:
+        """Sizes of all allocations and kernels, in order."""
+        return np.concatenate([self.allocations.events()[:, 2], self.kernels.sizes().ravel()])
 
 
 class Tracer:
@@ -234,17 +239,15 @@ class Tracer:
         """Return allocations and kernels of both phases.
 
         Raises:
-            UnsupportedModelError: A step depends on values, or its order on the batch size.
+            UnsupportedModelError: A step depends on values.
+            UnevenSizesError: A size is not affine in the batch size.
+            BatchOrderError: Other operators run at another batch size.
         """
         options, parameters = self._options, list(self._model.parameters())
         infer_trace, infer_kernels = self.phase(Phase.INFER)
         train_trace, train_kernels = self.phase(Phase.TRAIN)
         first, second = (r.allocations for r in self._known[Phase.TRAIN, False])
-        slope, rest = divmod(second.saved_bytes - first.saved_bytes, self._span)
-        if rest:
-            raise UnsupportedModelError(
-                "what autograd keeps does not grow evenly with the batch size"
-            )
+        slope = (second.saved_bytes - first.saved_bytes) // self._span
         trained = [p for p in parameters if id(p) in first.trained]
         kernels = KernelProfile(
             train=train_kernels,
@@ -277,11 +280,14 @@ class Tracer:
         """Return allocations and kernels of one phase.
 
         Raises:
-            UnsupportedModelError: As `step`.
+            UnsupportedModelError, UnevenSizesError, BatchOrderError: As `step`.
         """
         first, second = self._record_twice(phase)
         if not np.array_equal(first.order, second.order):
             raise BatchOrderError("the order of allocations changes with the batch size")
+        if len(first.kernels) != len(second.kernels):
+            raise BatchOrderError("the number of kernels changes with the batch size")
+        self._check_growth(phase, first, second)
         self.origins[phase] = tuple(first.allocations.origins)
         log, parameters = first.allocations, list(self._model.parameters())
         trained = [p for p in parameters if id(p) in log.trained]
@@ -330,21 +336,23 @@ class Tracer:
             gradients=gradients.astype(np.int32),
         )
 
-    def is_affine(self, phase: Phase) -> bool:
-        """Return whether the sizes of a phase's blocks are affine in the batch size.
+    def _check_growth(self, phase: Phase, first: _Recorded, second: _Recorded) -> None:
+        """Raise UnevenSizesError if a size of the step is not affine in the batch size.
 
         Sizes of all pairs of samples are not: the line through two of them begins below 0. Then a
         third batch size is tried.
         """
         if self._single:
-            return True
-        first, second = (r.allocations.events()[:, 2] for r in self._record_twice(phase))
-        slope, rest = np.divmod(second - first, self._span)
-        fixed = first - slope * self._batch_sizes[0]
+            return
+        slope, rest = np.divmod(second.sizes - first.sizes, self._span)
+        fixed = first.sizes - slope * self._batch_sizes[0]
         if not rest.any() and (fixed >= 0).all():
-            return True
-        third = self._record(phase, CHECKED_BATCH_SIZE, with_graph=False).allocations.events()
-        return np.array_equal(third[:, 2], fixed + slope * CHECKED_BATCH_SIZE)
+            return
+        third = self._record(phase, CHECKED_BATCH_SIZE, with_graph=False)
+        if not np.array_equal(third.sizes, fixed + slope * CHECKED_BATCH_SIZE):
+            raise UnevenSizesError(
+                "some tensors grow faster than the batch, as where all samples are compared"
+            )
 
     def _record_twice(
         self, phase: Phase, *, with_graph: bool = False

@@ -4,11 +4,16 @@ import numpy as np
 import pytest
 import torch
 from small_modules import Function
+from torch import nn
 from traced_steps import Tiny, meta, tiny, trace_step
 
-from trappm.profiler.errors import UnsupportedModelError
+from trappm.profiler.errors import UnevenSizesError, UnsupportedModelError
+from trappm.profiler.models.model_input import Sample
 from trappm.profiler.models.on_meta import on_meta
+from trappm.profiler.records import Phase
 from trappm.profiler.simulation.step_trace import Event
+from trappm.profiler.static_profile import step_profile
+from trappm.profiler.tracing.tracer import Tracer
 
 
 @pytest.mark.parametrize("architecture", ["test_resnet", "test_vit", "test_convnext", "resnet10t"])
@@ -49,3 +54,36 @@ def test_a_step_whose_order_hangs_on_the_batch_is_refused():
 
     with pytest.raises(UnsupportedModelError, match="order of allocations changes"):
         trace_step(on_meta(Split(), 16), 16)
+
+
+UNEVEN = {
+    "all pairs of samples": lambda self, x: self.head(x.flatten(1)) @ self.head(x.flatten(1)).t(),
+    "every third sample": lambda self, x: self.head(x.flatten(1))[::3].relu(),
+}
+"""Steps with a tensor whose size is not affine in the batch size."""
+
+
+@pytest.mark.parametrize("phase", Phase)
+@pytest.mark.parametrize("body", UNEVEN.values(), ids=UNEVEN)
+def test_sizes_that_do_not_grow_evenly_are_refused_in_either_phase(body, phase):
+    model = on_meta(Function(body, head=nn.Linear(768, 10)), 16)
+    with pytest.raises(UnevenSizesError, match="grow faster than the batch"):
+        Tracer(model, Sample.of(16)).phase(phase)
+    trace, kernels = Tracer(model, Sample.of(16), batch_sizes=(12, 12)).phase(phase)
+    assert trace.sizes_at(12).min() >= 0
+    assert kernels.sizes_at(12).min() >= 0
+
+
+def test_a_step_profile_is_refused_whoever_asks_for_it():
+    module = Function(UNEVEN["all pairs of samples"], head=nn.Linear(768, 10))
+    with pytest.raises(UnevenSizesError):
+        step_profile(module, 16)
+
+
+def test_sizes_of_all_samples_but_one_are_those_at_every_batch_size():
+    all_but_one = Function(lambda self, x: self.head(x.flatten(1)[1:]), head=nn.Linear(768, 10))
+    model = on_meta(all_but_one, 16)
+    trace, kernels = Tracer(model, Sample.of(16)).phase(Phase.INFER)
+    only, at_five = Tracer(model, Sample.of(16), batch_sizes=(5, 5)).phase(Phase.INFER)
+    np.testing.assert_array_equal(trace.sizes_at(5), only.sizes_at(5))
+    np.testing.assert_array_equal(kernels.sizes_at(5), at_five.sizes_at(5))

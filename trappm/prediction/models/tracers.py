@@ -27,6 +27,7 @@ from trappm.profiler.errors import (
     BatchOrderError,
     ModelFileError,
     TrappmError,
+    UnevenSizesError,
     UnsupportedModelError,
     one_line,
 )
@@ -134,16 +135,16 @@ def traced_step(
         TrappmError: It cannot be traced at that batch size either.
     """
     from trappm.profiler.models.on_meta import on_meta
-    from trappm.profiler.tracing.tracer import GROWS_FASTER, Tracer
+    from trappm.profiler.tracing.tracer import Tracer
 
     reason = only_because
     try:
         if not only_because:
             tracer = Tracer(module, inputs, options, with_origins=True)
             trace, _ = tracer.phase(phase)
-            if tracer.is_affine(phase):
-                return TracedStep(trace, tracer.origins[phase], None, "")
-            reason = GROWS_FASTER
+            return TracedStep(trace, tracer.origins[phase], None, "")
+    except UnevenSizesError as error:
+        reason = str(error)
     except BatchOrderError:
         reason = "other operators run at every batch size, as where it loops over its samples"
     except TrappmError as error:
