@@ -29,7 +29,7 @@ from trappm.profiler.records import Configuration, Execution, MemoryFormat, Pair
 if TYPE_CHECKING:
     from trappm.store import Store
 
-FORMAT = 4
+FORMAT = 5
 """Version of cached steps; increase it when the recorder changes what it writes."""
 
 CPU_LIMIT_S = 600

@@ -177,6 +177,13 @@ class Times:
         both = torch.stack([self.device.clamp(min=LEAST_MS), host]).log() * SHARPNESS
         return (both.logsumexp(0) / SHARPNESS).exp() + self.step
 
+    def pass_share(self) -> Tensor:
+        """Return the share of forward and backward pass in the total time (n).
+
+        A step that waits for its host is slower throughout.
+        """
+        return (1 - self.optimizer / self.device) * (1 - self.step / self.total())
+
     def shares(self, terms: Terms) -> Tensor:
         """Return features of n workloads: square roots of shares of the device's time, and sizes.
 

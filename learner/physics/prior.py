@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -27,6 +27,10 @@ TRANSFER_TIGHTNESS = 0.15
 errors from the RTX 3090 to the 4090)."""
 FIRST_SCALE, LEAST_SCALE = 0.3, 0.01
 """Largest and smallest scale of the errors of the logarithm of a `TermPrior` (round numbers)."""
+
+
+UPDATE_SHARE = 0.03
+"""Share of the optimizer in a training step whose kernels are unknown; a round number."""
 
 
 class Prior(ABC):
@@ -79,6 +83,16 @@ class Prior(ABC):
                 how far constants may move. The search still starts here: from constants that have
                 seen the fold, errors on it would look too small.
         """
+
+    def pass_share(self, workloads: Sequence[Workload]) -> Array:
+        """Return the share of a training step that its forward and backward pass take (n).
+
+        For priors of step time. Gradient accumulation repeats this share; the rest is the
+        optimizer's step.
+        """
+        passes = [replace(w, scope=replace(w.scope, updates=False)) for w in workloads]
+        share: Array = np.exp(self.log_values(passes) - self.log_values(workloads))
+        return share
 
     @abstractmethod
     def sensitivities(self, workloads: Sequence[Workload]) -> Array:

@@ -96,7 +96,9 @@ def _simulated(
     change = np.where(born, sizes, 0.0)
     change[died] = -blocks[trace.blocks[died]]
     parameters, buffers = (float(s.sum()) for s in (trace.parameter_bytes, trace.buffer_bytes))
-    weights = parameters * (1 + loop.with_optimizer(optimizer).states_per_parameter) + buffers
+    weights = (
+        parameters * (1 + loop.with_optimizer(optimizer).optimizer.states_per_parameter) + buffers
+    )
     live = weights + np.cumsum(change)
     peak = float(live.max(initial=weights))
     timed = trace.kinds != Event.ACCUMULATE  # features were chosen without these events
@@ -131,7 +133,7 @@ def _of_untraced(graph: Graph, optimizer: Optimizer, loop: Loop) -> StepMemory:
     outputs = graph.memory_bytes - BYTES_PER_ELEMENT * graph.parameters
     kept = KEPT_SHARE * float(outputs[[name not in VIEWS for name in graph.operators]].sum())
     parameters = BYTES_PER_ELEMENT * float(graph.parameters.sum())
-    weights = parameters * (1 + loop.with_optimizer(optimizer).states_per_parameter)
+    weights = parameters * (1 + loop.with_optimizer(optimizer).optimizer.states_per_parameter)
     return _of_graph(graph, (weights + parameters + kept) / MIB, weights / MIB)
 
 

@@ -176,6 +176,19 @@ class StepTimePrior(Prior):
         constants = of_hosts[names[np.argmax(counts)]] if of_hosts else fit.constants("")
         return type(self)(self.spec, constants, None, known, self.evidence, of_hosts)
 
+    def pass_share(self, workloads: Sequence[Workload]) -> Array:
+        """Return the share of a training step that its forward and backward pass take (n).
+
+        What a step waits for once is not repeated, either.
+        """
+        with torch.no_grad():
+            shares = [
+                times_of(terms, Lookup(self.constants), self.spec).pass_share()
+                for terms in chunks_of(workloads, self.spec)
+            ]
+        values: Array = torch.cat(shares).numpy()
+        return values
+
     def sensitivities(self, workloads: Sequence[Workload]) -> Array:
         if not len(workloads):
             return np.zeros((0, len(self.constants)))

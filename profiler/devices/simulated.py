@@ -149,7 +149,7 @@ class SimulatedDevice(Device):
         if configuration.phase is Phase.INFER:
             return (forward_ms, 0.0, 0.0), busy_ms
         # Reads weights, gradients and states, writes weights and states.
-        tensors = 3 + 2 * _loop(configuration).states_per_parameter
+        tensors = 3 + 2 * _loop(configuration).optimizer.states_per_parameter
         update = tensors * BYTES_PER_ELEMENT * int(graph.parameters.sum())
         update_ms = update / (self._card.bandwidth_gbs * 1e6)
         parts_ms = (forward_ms, _BACKWARD_PASSES * forward_ms, update_ms + _LAUNCH_MS)
@@ -182,7 +182,7 @@ class SimulatedDevice(Device):
         live, reserved = simulated.live_mib, simulated.reserved_with_workspace_mib
         if configuration.precision is not Precision.FP32:
             # Weights, gradients and states stay in fp32; activations take half.
-            kept = weights * (2 + _loop(configuration).states_per_parameter)
+            kept = weights * (2 + _loop(configuration).optimizer.states_per_parameter)
             live, reserved = (kept + max(0.0, size - kept) / 2 for size in (live, reserved))
         workspace = self._card.library_workspace_mib(Phase.TRAIN)
         live, reserved = live + workspace, reserved + workspace

@@ -34,7 +34,7 @@ def _defaults() -> Iterator[None]:
         stack.callback(random.setstate, random.getstate())
         if numpy := sys.modules.get("numpy"):
             stack.callback(numpy.random.set_state, numpy.random.get_state())
-        if "torch" in sys.modules:
+        if sys.modules.get("torch"):
             import torch
             from torch._C import _len_torch_function_stack
             from torch.overrides import _pop_mode_temporarily

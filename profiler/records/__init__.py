@@ -104,6 +104,11 @@ class Optimizer(enum.StrEnum):
         """Return whether it keeps two moments of each parameter."""
         return self in (Optimizer.ADAM, Optimizer.ADAMW)
 
+    @property
+    def states_per_parameter(self) -> int:
+        """Number of tensors of a parameter's size that it keeps."""
+        return 2 if self.is_adam else int(self is Optimizer.MOMENTUM)
+
 
 class Outcome(enum.StrEnum):
     """End of an attempt to measure."""

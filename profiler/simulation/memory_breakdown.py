@@ -103,7 +103,7 @@ def break_down(
     state_bytes: int,
     *,
     fixed_mib: Mapping[Part, float],
-    keeps_gradients: bool = False,
+    kept_gradients: Sequence[int] = (),
 ) -> MemoryBreakdown:
     """Return the composition of the simulated memory of a step.
 
@@ -112,19 +112,21 @@ def break_down(
         memory: Result of `simulate_memory` for the same step.
         state_bytes: Optimizer states.
         fixed_mib: Parts outside of the trace: the context, workspaces of libraries.
-        keeps_gradients: Whether gradients of an earlier pass exist throughout the step.
+        kept_gradients: Indices of the parameters whose gradients of an earlier pass exist
+            throughout the step.
     """
     peak = _Peak.of(trace, batch_size)
     weights = int(trace.parameter_bytes.sum() + trace.buffer_bytes.sum())
-    kept_bytes = int(trace.parameter_bytes.sum()) if keeps_gradients else 0
+    kept_bytes = int(trace.parameter_bytes[list(kept_gradients)].sum())
     is_of_logits = _of_logits(origins, peak.block_sizes)
     alive, optimizer_mib = peak.alive, 0.0
     moment = _moment(trace, origins, peak.event, is_of_logits)
     is_gradient = np.isin(np.arange(len(alive)), trace.gradients)
     # Rounding each block up to 512 bytes makes less than this.
     if memory.live_mib > (weights + kept_bytes + state_bytes + peak.live_bytes) / MIB * 1.02 + 1:
-        alive = np.zeros_like(alive) if kept_bytes else is_gradient
-        gradient_bytes = kept_bytes or int(peak.block_sizes[is_gradient].sum())
+        made = np.delete(trace.gradients, list(kept_gradients))
+        alive = is_gradient & np.isin(np.arange(len(alive)), made)
+        gradient_bytes = kept_bytes + int(peak.block_sizes[alive].sum())
         optimizer_mib = memory.live_mib - (weights + state_bytes + gradient_bytes) / MIB
         moment = "the optimizer's step"
     tensors = [

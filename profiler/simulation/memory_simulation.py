@@ -16,6 +16,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 
 import numpy as np
 
@@ -133,30 +134,26 @@ def _replay(
 ) -> Allocator:
     allocator = (ExpandableAllocator if loop.expandable_segments else Allocator)(capacity)
     parameters, buffers = (
-        [size for size in _units(sizes).tolist() if size]  # an empty tensor takes no memory
-        for sizes in (trace.parameter_bytes, trace.buffer_bytes)
+        _units(sizes).tolist() for sizes in (trace.parameter_bytes, trace.buffer_bytes)
     )
+    places = trace.parameter_places.tolist()
     for size in (*parameters, *buffers):
-        allocator.allocate(size)
-    events = _events(trace, batch_size, shares)
-    adding = events
-    if loop.accumulation_steps > 1 or not loop.set_to_none:
-        adding = _events(trace, batch_size, shares, adding=True)
-    kept = frozenset(trace.gradients.tolist())
-    gradients: list[Block] = []
+        if size:  # an empty tensor takes no memory
+            allocator.allocate(size)
+    numbers = trace.gradients.tolist()
+    freed = frozenset(numbers[index] for index in loop.held(places))
+    events_of = cache(partial(_events, trace, batch_size, shares))
+    gradients: dict[int, Block] = {}
     for step in range(STEPS):
-        if loop.set_to_none:
-            for block in gradients:
-                allocator.free(block)
-            gradients = []
-        for _ in range(min(loop.accumulation_steps, MICRO_STEPS)):
-            if gradients:
-                _replay_step(allocator, adding, frozenset(), searching=False)
-            else:
-                searching = loop.cudnn_benchmark and step == 0
-                gradients = _replay_step(allocator, events, kept, searching=searching)
-        if parameters:
-            loop.update(allocator, parameters, first=step == 0)
+        for number in freed & gradients.keys() if loop.set_to_none else ():
+            allocator.free(gradients.pop(number))
+        for micro_step in range(min(loop.accumulation_steps, MICRO_STEPS)):
+            present = frozenset(gradients)
+            searching = loop.cudnn_benchmark and step == micro_step == 0
+            made = frozenset(numbers) - present
+            gradients |= _replay_step(allocator, events_of(present), made, searching=searching)
+        if any(parameters):
+            loop.update(allocator, parameters, places, first=step == 0)
     return allocator
 
 
@@ -165,13 +162,13 @@ def _units(sizes: IntArray) -> IntArray:
 
 
 def _events(
-    trace: StepTrace, batch_size: int, shares: Mapping[int, float], *, adding: bool = False
+    trace: StepTrace, batch_size: int, shares: Mapping[int, float], present: frozenset[int]
 ) -> list[tuple[int, int]]:
     """Return the requests to the allocator in order: a block and its size; 0 frees the block.
 
     The blocks `_SCRATCH` and `_SEARCHED` are scratch memory, which is freed at once; the second is
-    that of a new kind of convolution, and may be 0. With `adding`, gradients are freed as they are
-    added to those of an earlier backward pass.
+    that of a new kind of convolution, and may be 0. Gradients that are present from an earlier
+    backward pass are freed as they are added to those.
     """
     sizes, blocks = trace.sizes_at(batch_size), trace.blocks.copy()
     scratch = np.flatnonzero(trace.kinds == Event.WORKSPACE)
@@ -186,8 +183,8 @@ def _events(
     blocks[scratch[met]] = _SEARCHED
     requested = (units > 0) | (blocks == _SEARCHED)
     complete = trace.kinds == Event.ACCUMULATE
-    if adding:
-        complete[trace.additions] = False
+    added = trace.additions
+    complete[added[np.isin(trace.blocks[added], list(present))]] = False
     requested &= ~complete
     units[(trace.kinds == Event.FREE) | (trace.kinds == Event.ACCUMULATE)] = 0
     return list(zip(blocks[requested].tolist(), units[requested].tolist(), strict=True))
@@ -199,8 +196,8 @@ def _replay_step(
     kept: frozenset[int],
     *,
     searching: bool,
-) -> list[Block]:
-    """Replay one step and return its gradients' blocks."""
+) -> dict[int, Block]:
+    """Replay one step and return its gradients that are kept, by number."""
     allocate, free = allocator.allocate, allocator.free
     held: dict[int, Block] = {}
     for block, size in events:
@@ -215,7 +212,7 @@ def _replay_step(
             free(held.pop(block))
     for block in sorted(held.keys() - kept):
         free(held.pop(block))
-    return list(held.values())
+    return held
 
 
 _SCRATCH, _SEARCHED = -1, -2

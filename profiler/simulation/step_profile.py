@@ -17,9 +17,11 @@ from trappm.profiler.simulation.memory_simulation import SimulatedMemory, simula
 from trappm.profiler.simulation.step_trace import StepTrace
 from trappm.profiler.simulation.training_loop import Loop, TrainingLoop
 
-_TRACE = ("kinds", "blocks", "sizes", "gradients", "parameter_bytes", "buffer_bytes")
+_TRACE = (
+    "kinds", "blocks", "sizes", "gradients", "parameter_bytes", "parameter_places", "buffer_bytes",
+)  # fmt: skip
 """Arrays of a trace in an archive."""
-TRACE_VERSION = 2
+TRACE_VERSION = 3
 """Increased when the recorder changes; profiles of earlier versions are traced again."""
 _KERNELS = "kernels"
 """Array with the archive of a kernel profile."""

@@ -69,9 +69,11 @@ class StepTrace:
     sizes: IntArray
     """Bytes of the block, or that the convolution touches, at both `batch_sizes` (E, 2)."""
     gradients: npt.NDArray[np.int32]
-    """Blocks of parameters' gradients, which outlive the step."""
+    """Block of the gradient of each parameter that gets one, which outlives the step (P)."""
     parameter_bytes: IntArray
-    """Bytes of each parameter with a gradient, for which the optimizer keeps states."""
+    """Bytes of each of these parameters (P)."""
+    parameter_places: IntArray
+    """Place of each of these among all parameters of the module (P)."""
     buffer_bytes: IntArray
     """Bytes of each buffer and other parameter."""
     batch_sizes: tuple[int, int] = TRACED_BATCH_SIZES

@@ -52,105 +52,39 @@ class Implementation(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingLoop:
-    """A training loop around a step in fp32.
+class ParameterGroup:
+    """Parameters that an optimizer treats alike, and how: a group of `torch.optim`."""
 
-    Raises:
-        InputError: Fewer than one accumulation step.
-    """
-
-    optimizer: Optimizer = Optimizer.SGD
+    optimizer: Optimizer
     implementation: Implementation = Implementation.FOREACH
     weight_decay: bool = False
-    """True if it is above 0, as by default in AdamW alone."""
-    accumulation_steps: int = 1
-    """Forward and backward passes before each step of the optimizer."""
-    set_to_none: bool = True
-    """True if `zero_grad` frees the gradients, which is its default."""
-    gradient_scaler: bool = False
-    """True if a `GradScaler` scales the loss; it unscales before clipping."""
-    clip_gradients: bool = False
-    """Clipping by `clip_grad_norm_`."""
-    cudnn_benchmark: bool = False
-    """True if cuDNN searches for the fastest algorithm of each new convolution.
+    """True if it is above 0."""
+    places: tuple[int, ...] | None = None
+    """Places of the parameters among those of the module, in order; None for all."""
 
-    After a search PyTorch returns unused segments (`emptyCache` in
-    aten/src/ATen/native/cudnn/Conv_v7.cpp).
-    """
+    def among(self, places: Sequence[int]) -> list[int]:
+        """Return the indices of those of these parameters that belong to the group."""
+        if self.places is None:
+            return [*range(len(places))]
+        own = frozenset(self.places)
+        return [index for index, place in enumerate(places) if place in own]
 
-    expandable_segments: bool = False
-    """True with `PYTORCH_ALLOC_CONF=expandable_segments:True`, in inference as well."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "optimizer", member("optimizer", Optimizer, self.optimizer))
-        if self.accumulation_steps < 1:
-            raise InputError(
-                f"{self.accumulation_steps} accumulation steps; there must be 1 or more"
-            )
-
-    @property
-    def keeps_gradients(self) -> bool:
-        """Return whether gradients exist during forward and backward pass."""
-        return self.accumulation_steps > 1 or not self.set_to_none
-
-    @property
-    def states_per_parameter(self) -> int:
-        """Number of tensors of a parameter's size that the optimizer keeps."""
-        if self.optimizer.is_adam:
-            return 2
-        return int(self.optimizer is Optimizer.MOMENTUM)
-
-    def update(self, memory: Memory, sizes: Sequence[int], *, first: bool) -> None:
-        """Replay what comes between the last backward pass and the next step.
-
-        Args:
-            memory: Allocator with the gradients.
-            sizes: Sizes of all parameters with a gradient, in units.
-            first: Whether this is the first step, which makes the states.
-        """
+    def step(self, memory: Memory, sizes: Sequence[int], *, first: bool) -> None:
+        """Replay the step of the optimizer for parameters of these sizes, in units."""
         fused = self.implementation is Implementation.FUSED
-        with ExitStack() as step:
-            if self.gradient_scaler:
-                if first:  # the scale, and for how many steps it has not grown
-                    _allocate(memory, [_SCALAR] * 2)
-                # What `update` reads at the end: whether a gradient is infinite.
-                step.enter_context(_passing(memory, [_SCALAR]))
-                with _passing(memory, [_SCALAR] * 3):
-                    pass
-            if self.clip_gradients:
-                self._clip(memory, sizes)
-            if self.gradient_scaler and fused:
-                # The kernel unscales, unless it is done, and skips the step itself.
-                step.enter_context(_passing(memory, [_SCALAR] * (2 - self.clip_gradients)))
-            if first and (fused or self.optimizer.is_adam):
-                counts = [_SCALAR] * (fused and self.optimizer.is_adam)  # else on the host
-                for size in sizes:
-                    _allocate(memory, [*counts, *[size] * self.states_per_parameter])
-            if self.implementation is Implementation.FOREACH:
-                self._step_at_once(memory, sizes, first=first)
-            elif self.implementation is Implementation.PLAIN:
-                self._step_in_turn(memory, sizes, first=first)
+        if first and (fused or self.optimizer.is_adam):
+            counts = [_SCALAR] * (fused and self.optimizer.is_adam)  # else on the host
+            for size in sizes:
+                _allocate(memory, [*counts, *[size] * self.optimizer.states_per_parameter])
+        if self.implementation is Implementation.FOREACH:
+            self._step_at_once(memory, sizes, first=first)
+        elif self.implementation is Implementation.PLAIN:
+            self._step_in_turn(memory, sizes, first=first)
 
     @property
     def _adds_decay(self) -> bool:
         """Return whether copies of gradients get the weight decay; AdamW changes the weights."""
         return self.weight_decay and self.optimizer is not Optimizer.ADAMW
-
-    @staticmethod
-    def _clip(memory: Memory, sizes: Sequence[int]) -> None:
-        """Clip by all norms at once, CUDA's default for all implementations."""
-        if not sizes:
-            return
-        count, chunks = len(sizes), max(-(-size // _CHUNK) for size in sizes)
-        # The sums of chunks are seen on CUDA only (aten/src/ATen/native/cuda/ForeachReduceOp.cu).
-        with _passing(memory, [-(-count * chunks // _NORMS)]):
-            norms = _allocate(memory, [_SCALAR] * count)
-        with _passing(memory, [-(-count // _NORMS), _SCALAR]):  # stacked, and the total
-            pass
-        for norm in norms:
-            memory.free(norm)
-        with _passing(memory, [_SCALAR] * 4):  # the total and its coefficient
-            pass
 
     def _step_at_once(self, memory: Memory, sizes: Sequence[int], *, first: bool) -> None:
         with _passing(memory, sizes if self._adds_decay else ()):
@@ -174,6 +108,130 @@ class TrainingLoop:
                         memory.free(before)
         if divisor is not None:
             memory.free(divisor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingLoop:
+    """A training loop around a step in fp32.
+
+    Raises:
+        InputError: Fewer than one accumulation step.
+    """
+
+    optimizer: Optimizer = Optimizer.SGD
+    implementation: Implementation = Implementation.FOREACH
+    weight_decay: bool = False
+    """True if it is above 0, as by default in AdamW alone."""
+    groups: tuple[ParameterGroup, ...] = ()
+    """Groups of an optimizer with several kinds of parameters, or without some of them; then the
+    three fields above are those of most parameters."""
+    accumulation_steps: int = 1
+    """Forward and backward passes before each step of the optimizer."""
+    set_to_none: bool = True
+    """True if `zero_grad` frees the gradients, which is its default."""
+    gradient_scaler: bool = False
+    """True if a `GradScaler` scales the loss; it unscales before clipping."""
+    clip_gradients: bool = False
+    """Clipping by `clip_grad_norm_`."""
+    cudnn_benchmark: bool = False
+    """True if cuDNN searches for the fastest algorithm of each new convolution.
+
+    After a search PyTorch returns unused segments (`emptyCache` in
+    aten/src/ATen/native/cudnn/Conv_v7.cpp).
+    """
+
+    expandable_segments: bool = False
+    """True with `PYTORCH_ALLOC_CONF=expandable_segments:True`, in inference as well."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "optimizer", member("optimizer", Optimizer, self.optimizer))
+        passes = self.accumulation_steps
+        if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
+            raise InputError(f"accumulation is {passes!r}; it must be a whole number of 1 or more")
+
+    def held(self, places: Sequence[int]) -> list[int]:
+        """Return the indices of the parameters that the optimizer holds, by their places."""
+        return sorted({index for group in self.parameter_groups for index in group.among(places)})
+
+    def kept_gradients(self, places: Sequence[int]) -> list[int]:
+        """Return the indices of the parameters whose gradients exist during a forward pass.
+
+        Those of earlier passes, and those of parameters that are in no group of the optimizer:
+        `zero_grad` of the optimizer does not free them.
+        """
+        if self.accumulation_steps > 1 or not self.set_to_none:
+            return [*range(len(places))]
+        held = frozenset(self.held(places))
+        return [index for index in range(len(places)) if index not in held]
+
+    @property
+    def parameter_groups(self) -> tuple[ParameterGroup, ...]:
+        """Return the groups; a single one of all parameters unless there are others."""
+        return self.groups or (
+            ParameterGroup(
+                optimizer=self.optimizer,
+                implementation=self.implementation,
+                weight_decay=self.weight_decay,
+            ),
+        )
+
+    def state_bytes(self, parameter_bytes: Sequence[int], places: Sequence[int]) -> int:
+        """Return the bytes of the states that the optimizer keeps.
+
+        Args:
+            parameter_bytes, places: Bytes of each parameter with a gradient, and its place among
+                the parameters of the module.
+        """
+        return sum(
+            group.optimizer.states_per_parameter * parameter_bytes[index]
+            for group in self.parameter_groups
+            for index in group.among(places)
+        )
+
+    def update(
+        self, memory: Memory, sizes: Sequence[int], places: Sequence[int], *, first: bool
+    ) -> None:
+        """Replay what comes between the last backward pass and the next step.
+
+        Args:
+            memory: Allocator with the gradients.
+            sizes, places: Size in units of each parameter with a gradient, which may be 0, and its
+                place among the parameters of the module.
+            first: Whether this is the first step, which makes the states.
+        """
+        fused = self.implementation is Implementation.FUSED
+        with ExitStack() as step:
+            if self.gradient_scaler:
+                if first:  # the scale, and for how many steps it has not grown
+                    _allocate(memory, [_SCALAR] * 2)
+                # What `update` reads at the end: whether a gradient is infinite.
+                step.enter_context(_passing(memory, [_SCALAR]))
+                with _passing(memory, [_SCALAR] * 3):
+                    pass
+            if self.clip_gradients:
+                self._clip(memory, [size for size in sizes if size])
+            if self.gradient_scaler and fused:
+                # The kernel unscales, unless it is done, and skips the step itself.
+                step.enter_context(_passing(memory, [_SCALAR] * (2 - self.clip_gradients)))
+            for group in self.parameter_groups:
+                own = [size for index in group.among(places) if (size := sizes[index])]
+                group.step(memory, own, first=first)
+
+    @staticmethod
+    def _clip(memory: Memory, sizes: Sequence[int]) -> None:
+        """Clip by all norms at once, CUDA's default for all implementations."""
+        if not sizes:
+            return
+        count, chunks = len(sizes), max(-(-size // _CHUNK) for size in sizes)
+        # The sums of chunks are seen on CUDA only (aten/src/ATen/native/cuda/ForeachReduceOp.cu).
+        with _passing(memory, [-(-count * chunks // _NORMS)]):
+            norms = _allocate(memory, [_SCALAR] * count)
+        with _passing(memory, [-(-count // _NORMS), _SCALAR]):  # stacked, and the total
+            pass
+        for norm in norms:
+            memory.free(norm)
+        with _passing(memory, [_SCALAR] * 4):  # the total and its coefficient
+            pass
 
 
 DEFAULT_LOOP = TrainingLoop()

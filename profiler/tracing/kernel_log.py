@@ -425,6 +425,10 @@ def _elements(tensor: Tensor) -> int:
     return count
 
 
+NO_BLOCK = -1
+"""Number of a storage from before the step."""
+
+
 class AllocationLog:
     """Numbers the storages of one step at one batch size.
 
@@ -437,10 +441,8 @@ class AllocationLog:
         self, present: Iterable[Tensor], origin: Callable[[Any], Origin] | None = None
     ) -> None:
         self.closed = False
-        self.gradients: set[int] = set()
-        """Blocks of parameters' gradients."""
-        self.trained: set[int] = set()
-        """Ids of the parameters with a gradient."""
+        self.gradients: dict[int, int] = {}
+        """Block of the gradient by the id of its parameter."""
         self.inputs = 0
         """Number of storages of the inputs, which come first."""
         self.outputs: frozenset[int] = frozenset()
@@ -536,7 +538,5 @@ class AllocationLog:
     def note_gradients(self, parameters: Iterable[Tensor]) -> None:
         for parameter in parameters:
             if parameter.grad is not None:
-                self.trained.add(id(parameter))
-                number = self._live.get(parameter.grad.untyped_storage()._cdata)
-                if number is not None:
-                    self.gradients.add(number)
+                number = self._live.get(parameter.grad.untyped_storage()._cdata, NO_BLOCK)
+                self.gradients[id(parameter)] = number

@@ -51,7 +51,13 @@ from trappm.profiler.simulation.step_trace import TRACED_BATCH_SIZES, Origin, St
 from trappm.profiler.tracing.compiled_memory import CompiledMemory
 from trappm.profiler.tracing.fusion import FusedKernelLog
 from trappm.profiler.tracing.gpu_functions import TRACED_GPU, GpuFunctions
-from trappm.profiler.tracing.kernel_log import AllocationLog, KernelLog, channels_last, kernel_table
+from trappm.profiler.tracing.kernel_log import (
+    NO_BLOCK,
+    AllocationLog,
+    KernelLog,
+    channels_last,
+    kernel_table,
+)
 from trappm.profiler.tracing.known_values import KnownValues, check_memory
 from trappm.profiler.tracing.losses import Loss, default_loss
 from trappm.profiler.tracing.step_recorder import StepRecorder
@@ -248,7 +254,7 @@ class Tracer:
         train_trace, train_kernels = self.phase(Phase.TRAIN)
         first, second = (r.allocations for r in self._known[Phase.TRAIN, False])
         slope = (second.saved_bytes - first.saved_bytes) // self._span
-        trained = [p for p in parameters if id(p) in first.trained]
+        trained = [p for p in parameters if id(p) in first.gradients]
         kernels = KernelProfile(
             train=train_kernels,
             infer=infer_kernels,
@@ -290,15 +296,18 @@ class Tracer:
         self._check_growth(phase, first, second)
         self.origins[phase] = tuple(first.allocations.origins)
         log, parameters = first.allocations, list(self._model.parameters())
-        trained = [p for p in parameters if id(p) in log.trained]
-        fixed = [*(p for p in parameters if id(p) not in log.trained), *self._model.buffers()]
+        places = [place for place, p in enumerate(parameters) if id(p) in log.gradients]
+        fixed = [*(p for p in parameters if id(p) not in log.gradients), *self._model.buffers()]
         events = log.events()
         trace = StepTrace(
             kinds=events[:, 0].astype(np.int8),
             blocks=events[:, 1].astype(np.int32),
             sizes=np.stack([events[:, 2], second.allocations.events()[:, 2]], axis=1),
-            gradients=np.array(sorted(log.gradients), dtype=np.int32),
-            parameter_bytes=_storage_bytes(trained),
+            gradients=np.array(
+                [log.gradients[id(parameters[place])] for place in places], dtype=np.int32
+            ),
+            parameter_bytes=_storage_bytes([parameters[place] for place in places]),
+            parameter_places=np.array(places, dtype=np.int64),
             buffer_bytes=_storage_bytes(fixed),
             batch_sizes=(self._batch_sizes[0], self._batch_sizes[0] + self._span),
         )
@@ -322,12 +331,14 @@ class Tracer:
             }
         memory = CompiledMemory(
             logs[1],
-            gradients=recorded.allocations.gradients,
+            gradients=set(recorded.allocations.gradients.values()) - {NO_BLOCK},
             inputs=recorded.allocations.inputs,
             outputs=recorded.allocations.outputs,
             copied=copied,
         )
         kinds, blocks, sizes, gradients = memory.arrays(logs)
+        missing = len(eager.parameter_places) - len(gradients)
+        gradients = np.pad(gradients, (0, missing), constant_values=NO_BLOCK)
         return replace(
             eager,
             kinds=kinds.astype(np.int8),

@@ -51,8 +51,9 @@ def step_profile(frozen=0):
         kinds=np.array([Event.ALLOCATE, Event.END_OF_FORWARD, Event.FREE], np.int8),
         blocks=np.array([0, 0, 0], np.int32),
         sizes=np.array([[512, 2048], [0, 0], [512, 2048]]),
-        gradients=np.array([], np.int32),
+        gradients=np.array([0], np.int32),
         parameter_bytes=np.array([256]),
+        parameter_places=np.array([0]),
         buffer_bytes=np.array([], np.int64),
     )
     table = KernelTable(

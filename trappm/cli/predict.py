@@ -132,7 +132,8 @@ def predict(
             phase=phase,
             precision=each,
             memory_format=memory_format,
-            optimizer=_loop(optimizer, each, implementation, accumulation, expandable, phase),
+            optimizer=_loop(optimizer, each, implementation, expandable, phase),
+            accumulation=accumulation,
             execution="compile" if is_compiled else None,
             snapshot=snapshot,
             epochs=epochs,
@@ -270,7 +271,6 @@ def _loop(
     optimizer: str | None,
     precision: str | None,
     implementation: str | None,
-    accumulation: int,
     expandable: bool,
     phase: str,
 ) -> str | TrainingLoop | None:
@@ -279,22 +279,18 @@ def _loop(
     Raises:
         InputError: There is no such implementation, or the step is one of inference.
     """
-    is_usual = implementation is None and accumulation == 1
-    if is_usual and not expandable:
+    if implementation is None and not expandable:
         return optimizer
-    from trappm.prediction.question import loop_of
+    from trappm.prediction.training_loops import loop_of
     from trappm.profiler.errors import InputError
     from trappm.profiler.records import Precision, member
     from trappm.profiler.simulation.training_loop import Implementation
 
-    if phase == "infer" and not is_usual:
-        raise InputError(
-            "--accumulation and --implementation are of training; leave them out with --phase infer"
-        )
+    if phase == "infer" and implementation is not None:
+        raise InputError("--implementation is of training; leave it out with --phase infer")
     arithmetic = member("precision", Precision, precision or Precision.FP32)
     return replace(
         loop_of(optimizer or "sgd", arithmetic),
         implementation=member("implementation", Implementation, implementation or "foreach"),
-        accumulation_steps=accumulation,
         expandable_segments=expandable,
     )

@@ -22,6 +22,7 @@ from trappm.learner.physics.compiled_step import (
     log_ratio,
 )
 from trappm.learner.physics.device_specs import CPU, known_spec
+from trappm.learner.physics.prior import UPDATE_SHARE
 from trappm.learner.workload import Workload
 from trappm.prediction import costs
 from trappm.prediction.device_names import device_title
@@ -34,7 +35,8 @@ from trappm.prediction.fitting import (
 )
 from trappm.prediction.models.subjects import Module, input_size_of, size_kind
 from trappm.prediction.prediction import METRIC_NAMES, NEEDS, Prediction, quantity
-from trappm.prediction.question import Question, loop_of
+from trappm.prediction.question import Question
+from trappm.prediction.training_loops import loop_of
 from trappm.profiler.devices.base import rank_key
 from trappm.profiler.devices.catalogue import USABLE_SHARE, card_of, memory_mib
 from trappm.profiler.errors import InputError, UnsupportedModelError
@@ -155,7 +157,8 @@ def simulated_answer(question: Question, subject: Subject, device: str, why: str
     settings, phase = question.given_settings(), question.phase
     batch_size = question.batch_size or subject.batch_size or 1
     traced = subject.traced_step(settings, phase, batch_size)
-    loop = question.loop or loop_of(settings.optimizer, settings.precision)
+    given_loop, loop_remark = question.loop_for(subject, settings)
+    loop = given_loop or loop_of(settings.optimizer, settings.precision)
     process_mib = 0.0 if is_cpu_device(device) else process_memory_mib(device, phase)
 
     limit_mib = limit_of_step_mib(device, phase)
@@ -179,13 +182,14 @@ def simulated_answer(question: Question, subject: Subject, device: str, why: str
             f"the step is known at batch {traced.only_batch} only: {traced.reason}"
         )
     remark = subject.remark if isinstance(subject, Module) else None
-    remarks = () if remark is None else (remark,)
+    remarks = tuple(filter(None, (remark, loop_remark)))
     return Prediction(
         model=subject.name,
         device=device,
         device_name=device_title(device),
         device_is_default=question.device_is_default,
         batch_size=batch_size,
+        accumulation=question.accumulation,
         phase=phase.value,
         **_settings(settings),
         memory_mib=interval.median_mib,
@@ -220,7 +224,7 @@ def compiled_answer(
     """
     known = dict(figures)
     if (times := known.get("step_time_ms")) is not None:
-        per_ms = 1000 * rank_key(eager.device).ranks * eager.batch_size
+        per_ms = 1000 * rank_key(eager.device).ranks * eager.batch_size * eager.accumulation
         known["samples_per_s"] = per_ms / times[0], per_ms / times[2], per_ms / times[1]
     risk = None
     if (memory := known.get("memory_mib")) is not None and eager.capacity_mib is not None:
@@ -279,6 +283,7 @@ class _Inquiry:
             )
         fixed = self._profile.graph.fixed_batch_size
         self._batch_size = question.batch_size or subject.batch_size or fixed or 1
+        self._loop, self._loop_remark = question.loop_for(subject, self._settings)
         self._ranks = rank_key(device).ranks
         self._untraced: str | None = None
         self.workload = self._workload(self._batch_size)
@@ -344,7 +349,7 @@ class _Inquiry:
 
         None if the loop is the usual one of its optimizer, or no step could be traced.
         """
-        loop, precision = self._question.loop, self._settings.precision
+        loop, precision = self._loop, self._settings.precision
         if loop is not None and is_cpu_device(self.device):  # the allocator is that of CUDA
             loop = replace(loop, expandable_segments=False)
         if loop is None or (self._phase is Phase.INFER and not loop.expandable_segments):
@@ -368,7 +373,7 @@ class _Inquiry:
         limit_mib = limit_of_step_mib(self.card, self._phase, Z90 * SIMULATED_ERROR)
         memories = [
             w.step.memory_in(
-                self._question.loop or Loop.PLAIN.with_optimizer(w.optimizer),
+                self._loop or Loop.PLAIN.with_optimizer(w.optimizer),
                 w.batch_size,
                 w.phase,
                 limit_mib,
@@ -403,6 +408,8 @@ class _Inquiry:
         figures = self._figures(output, row)
         power = self._power(figures)
         figures |= power.figures
+        remarks = self._remarks(figures, outside, beyond)
+        figures = self._of_all_passes(figures)
         fit, missing = self._what_fits(figures.get("memory_mib"), risk, capacity)
         missing |= self._missing(figures)
         question = self._question
@@ -415,6 +422,7 @@ class _Inquiry:
             device_name=device_title(self.card),
             device_is_default=question.device_is_default,
             batch_size=self._batch_size,
+            accumulation=question.accumulation,
             sequence_length=self._sequence_length(),
             phase=self._phase.value,
             **_settings(self._shown_settings),
@@ -431,12 +439,12 @@ class _Inquiry:
             unfamiliar=tuple(outside),
             beyond_labels=beyond,
             missing=missing,
-            remarks=tuple(self._remarks(figures, outside, beyond)),
+            remarks=tuple(remarks),
             simulated_memory=self._simulated_memory(is_answer="memory_mib" in outside),
             memory_source=self._profile.step_source,
             memory_remark=self._memory_remark,
             subject=self._subject,
-            loop=question.loop,
+            loop=self._loop,
         )
         return answer if question.execution is Execution.EAGER else self._compiled(answer, figures)
 
@@ -474,7 +482,7 @@ class _Inquiry:
         self, memory: Interval, eager: Workload, compiled: Workload
     ) -> MemoryInterval:
         """Return the compiled step's memory from the eager one's, by both simulated steps."""
-        loop = self._question.loop or Loop.PLAIN.with_optimizer(eager.optimizer)
+        loop = self._loop or Loop.PLAIN.with_optimizer(eager.optimizer)
         of_process = process_memory_mib(self.card, self._phase)
         this, that = (
             of_process + w.step.memory_in(loop, w.batch_size, w.phase).reserved_with_workspace_mib
@@ -547,6 +555,29 @@ class _Inquiry:
                 figures["mfu_percent"] = median, high, low
         return figures
 
+    def _of_all_passes(self, figures: dict[str, Interval]) -> dict[str, Interval]:
+        """Return the figures of a step of all passes from those of a step of one pass.
+
+        Forward and backward pass are repeated, the optimizer's step is not.
+        """
+        passes = self._question.accumulation
+        if passes == 1 or "step_time_ms" not in figures:
+            return figures
+        heads = self._trained.heads
+        head = heads.heads.get("step_time_ms") if isinstance(heads, Heads) else None
+        share = 1 - UPDATE_SHARE
+        if head is not None:
+            share = float(head.prior.pass_share([self.workload])[0])
+        longer = 1 + (passes - 1) * share
+        factors = {"step_time_ms": longer, "energy_j": longer}
+        factors |= dict.fromkeys(("samples_per_s", "mfu_percent"), passes / longer)
+        return figures | {
+            name: (median * factor, low * factor, high * factor)
+            for name, factor in factors.items()
+            if name in figures
+            for median, low, high in [figures[name]]
+        }
+
     def _run(self, figures: Mapping[str, Interval]) -> costs.Run | None:
         """Return the cost of the whole run, if there is one and a step time is predicted."""
         question = self._question
@@ -556,7 +587,7 @@ class _Inquiry:
         return costs.run_of(
             epochs=question.epochs,
             samples=question.samples,
-            batch_size=self._ranks * self._batch_size,
+            batch_size=self._ranks * self._batch_size * question.accumulation,
             step_time_ms=figures["step_time_ms"],
             energy_j=None if energy_j is None else self._ranks * energy_j,
             carbon_g_per_kwh=question.carbon_g_per_kwh,
@@ -663,13 +694,11 @@ class _Inquiry:
             remarks.append(
                 f"{words[wanted]} is treated as {words[answered]} (same state, same traffic)."
             )
-        if self._question.loop is not None and self._question.loop.accumulation_steps > 1:
-            remarks.append("Step time is that of a step without gradient accumulation.")
         if self._profile.step_source is StepSource.RUN:
             remarks.append(VALUES_REMARK)
         if self._profile.step is None and self._phase is Phase.TRAIN:
             remarks.append("The training step could not be traced, so memory is a rough estimate.")
-        return [*remarks, *filter(None, [self._memory_remark])]
+        return [*remarks, *filter(None, [self._loop_remark, self._memory_remark])]
 
     @property
     def _memory_remark(self) -> str | None:
@@ -678,13 +707,22 @@ class _Inquiry:
     def _workload(self, batch_size: int) -> Workload:
         traced = self._subject.step(self._settings)
         self._untraced = traced if isinstance(traced, str) else None
-        return Workload.of(
+        workload = Workload.of(
             self._profile,
             traced,
             self._settings,
             phase=self._phase,
             batch_size=batch_size,
             with_kernels=self._trained.heads.needs_kernels,
+        )
+        if self._loop is None or workload.step is None or workload.kernels is None:
+            return workload
+        trace, kernels = workload.step.trace, workload.kernels
+        held = self._loop.held(trace.parameter_places.tolist())
+        share = float(trace.parameter_bytes[held].sum()) / max(int(trace.parameter_bytes.sum()), 1)
+        updated = round(kernels.parameters * share)
+        return replace(
+            workload, kernels=replace(kernels, parameter_tensors=len(held), parameters=updated)
         )
 
     def _sequence_length(self) -> int | None:
@@ -702,7 +740,7 @@ class _Inquiry:
         step = self.workload.step
         if step is None or self._untraced is not None:
             return None
-        loop = self._question.loop or Loop.PLAIN.with_optimizer(self._settings.optimizer)
+        loop = self._loop or Loop.PLAIN.with_optimizer(self._settings.optimizer)
         limit_mib = None
         if is_answer and self._may_simulate:
             limit_mib = limit_of_step_mib(self.card, self._phase, Z90 * SIMULATED_ERROR)
@@ -711,7 +749,7 @@ class _Inquiry:
     def _largest(self, capacity_mib: float, execution: Execution = Execution.EAGER) -> int:
         known = _LARGEST.setdefault(self._subject, {})
         settings = self._settings._replace(execution=execution)
-        key = (self._snapshot.id, self.device, self._phase, settings, self._question.loop)
+        key = (self._snapshot.id, self.device, self._phase, settings, self._loop)
         if key not in known:
             memory = self._memory if execution is Execution.EAGER else self._memory_compiled
             known[key] = largest_batch(memory, capacity_mib)

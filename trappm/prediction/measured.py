@@ -37,7 +37,10 @@ def with_label(prediction: Prediction) -> Prediction:
     """
     if prediction.subject is None or prediction.snapshot is None:
         return prediction
-    measured, remark = _measured_step(prediction, prediction.subject)
+    measured: MeasuredStep | None = None
+    remark: str | None = "No label of this step: labels are of steps of one pass."
+    if prediction.accumulation == 1:
+        measured, remark = _measured_step(prediction, prediction.subject)
     remarks = (*prediction.remarks, *([remark] if remark else []))
     return replace(prediction, measured=measured, remarks=remarks)
 

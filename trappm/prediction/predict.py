@@ -36,6 +36,7 @@ def predict(
     precision: str | None = None,
     memory_format: str | None = None,
     optimizer: str | type | torch.optim.Optimizer | TrainingLoop | None = None,
+    accumulation: int | None = None,
     execution: str | None = None,
     snapshot: str | Path | None = None,
     example_input: Any = None,
@@ -65,8 +66,10 @@ def predict(
         precision: `fp32`, `amp-fp16`, `amp-bf16` or `bf16` (default: that of most labels).
         memory_format: `contiguous` or `channels-last` (default: that of most labels).
         optimizer: `sgd`, `momentum`, `adam` or `adamw`; a class or an object of `torch.optim`; or
-            a `trappm.TrainingLoop`, which has accumulation, clipping and fused optimizers, too
-            (default: that of most labels).
+            a `trappm.TrainingLoop`, which has clipping and fused optimizers, too (default: that of
+            most labels). An object that was made of a module's parameters is read by its groups.
+        accumulation: Forward and backward passes per optimizer step, each of `batch_size` samples
+            (default: that of the training loop, or 1).
         execution: `eager` or `compile` (default: `compile` for what `torch.compile` returned).
             Of compiled steps, step time and memory on GPUs are predicted.
         snapshot: Id, alias or folder (default: the device's latest, then the shipped one).
@@ -107,6 +110,7 @@ def predict(
         precision=precision,
         memory_format=memory_format,
         optimizer=optimizer,
+        accumulation=accumulation,
         execution=_execution_of(model) if execution is None else execution,
         snapshot=snapshot,
         epochs=epochs,
@@ -177,6 +181,7 @@ def compare(
     carbon_g_per_kwh: float | None = None,
     power_limit_w: float | None = None,
     usd_per_hour: float | None = None,
+    accumulation: int | None = None,
     labels: bool = False,
     executions: Sequence[str] = (Execution.EAGER,),
 ) -> list[Prediction]:
@@ -188,7 +193,8 @@ def compare(
             on for this phase and that can run the precision.
         input_size: Pixels of the models that take images.
         sequence_length: Tokens of the models that take text.
-        batch_size, phase, precision, memory_format, optimizer, snapshot: As for `predict`.
+        batch_size, phase, precision, memory_format, optimizer, accumulation, snapshot: As for
+            `predict`.
         example_input: Input of the modules among the models.
         epochs, samples, carbon_g_per_kwh, power_limit_w, usd_per_hour, labels: As for `predict`.
         executions: `eager`, `compile` or both, next to each other.
@@ -216,6 +222,7 @@ def compare(
             precision=precision,
             memory_format=memory_format,
             optimizer=optimizer,
+            accumulation=accumulation,
             execution=execution,
             snapshot=snapshot,
             epochs=epochs,
@@ -263,7 +270,11 @@ def _predictions(
         identity = (question.identity, identities, keys, question.device_is_default)
         predictions = cached_predictions(identity, question.snapshot, make)
         predictions = [
-            replace(prediction, subject=subject, loop=question.loop)
+            replace(
+                prediction,
+                subject=subject,
+                loop=question.loop_for(subject, prediction.settings)[0],
+            )
             for prediction, (_, subject, _) in zip(predictions, asks, strict=True)
         ]
     if labels:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 from trappm.learner.physics.power import BestPowerLimit
 from trappm.prediction.costs import Offer, Run
 from trappm.prediction.fitting import MemoryAnswer, Verdict, process_memory_mib, room_text
-from trappm.prediction.question import loop_of
+from trappm.prediction.training_loops import loop_of
 from trappm.profiler.devices.catalogue import CONTEXT_MIB
 from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.host.caller_state import independent_of_caller
@@ -149,6 +149,8 @@ class Prediction(MemoryAnswer):
     """Nearest label by metric, for metrics far beyond all labels."""
     missing: Mapping[str, str] = field(default_factory=dict)
     """Reason by name, for each of the above that is None."""
+    accumulation: int = 1
+    """Forward and backward passes per optimizer step; `batch_size` is that of one pass."""
     remarks: tuple[str, ...] = ()
     """Limits of the answer, in sentences."""
     simulated_memory: SimulatedMemory | None = None
@@ -197,6 +199,7 @@ class Prediction(MemoryAnswer):
         """Return the parts of the memory at its peak, from the traced step."""
         phase = Phase(self.phase)
         loop = self.loop or loop_of(self.optimizer, Precision(self.precision))
+        places = traced.trace.parameter_places.tolist()
         memory, fixed = simulate_memory(traced.trace, self.batch_size, loop), {}
         if self.memory_mib is not None and not is_cpu_device(self.device):
             workspace_mib = process_memory_mib(self.device, phase) - CONTEXT_MIB[phase]
@@ -207,9 +210,9 @@ class Prediction(MemoryAnswer):
             traced.origins,
             self.batch_size,
             memory,
-            int(traced.trace.parameter_bytes.sum()) * loop.states_per_parameter,
+            loop.state_bytes(traced.trace.parameter_bytes.tolist(), places),
             fixed_mib=fixed,
-            keeps_gradients=loop.keeps_gradients,
+            kept_gradients=loop.kept_gradients(places),
         )
 
     def to_dict(self, *, breakdown_depth: int | None = None) -> dict[str, Any]:
@@ -308,7 +311,8 @@ class Prediction(MemoryAnswer):
         device = f"{self.device_name} (default)" if self.device_is_default else self.device_name
         tokens = "" if self.sequence_length is None else f" and {self.sequence_length:,} tokens"
         mode = "compiled" if self.execution == Execution.COMPILE else "eager"
-        settings = f"in {self.precision}, {mode}, at batch {self.batch_size:,}{tokens}"
+        passes = f", {self.accumulation} passes" if self.accumulation > 1 else ""
+        settings = f"in {self.precision}, {mode}, at batch {self.batch_size:,}{tokens}{passes}"
         memory, verdict, time_ms = self.memory, self.verdict, self.step_time_ms
         sentences = []
         if memory is not None:

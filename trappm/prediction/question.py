@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from trappm.prediction.device_names import (
 )
 from trappm.prediction.models.subjects import check_size
 from trappm.prediction.snapshot_choice import manifests_that_answer, snapshots_that_answer
+from trappm.prediction.training_loops import loop_for, loop_of
 from trappm.profiler.devices.base import rank_key
 from trappm.profiler.errors import InputError
 from trappm.profiler.extensions import extension_modules
@@ -30,7 +32,7 @@ from trappm.profiler.records import (
     StepSettings,
     member,
 )
-from trappm.profiler.simulation.training_loop import Implementation, TrainingLoop
+from trappm.profiler.simulation.training_loop import TrainingLoop
 
 if TYPE_CHECKING:
     import torch
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from trappm.learner.heads.predictions import TrainedHeads
     from trappm.learner.snapshots.manifest import Manifest
     from trappm.learner.snapshots.snapshot import Snapshot
+    from trappm.prediction.models.subjects import Subject
 
 
 class Question:
@@ -59,6 +62,7 @@ class Question:
         carbon_g_per_kwh: float | None = None,
         power_limit_w: float | None = None,
         usd_per_hour: float | None = None,
+        accumulation: int | None = None,
     ) -> None:
         """Check the settings, which are those of `trappm.predict`; raises InputError.
 
@@ -79,13 +83,26 @@ class Question:
             loop = loop_of(optimizer, self._given.get("precision", Precision.FP32))
             self._given["optimizer"] = loop.optimizer
         self.optimizer: Optimizer | None = self._given.get("optimizer")
-        self.loop = None if isinstance(optimizer, str) else loop
-        """Training loop of the question; None for the usual one of its optimizer."""
+        self.accumulation = 1 if loop is None else loop.accumulation_steps
+        """Forward and backward passes per optimizer step."""
+        if accumulation is not None:
+            self.accumulation = TrainingLoop(accumulation_steps=accumulation).accumulation_steps
+            loop = loop and replace(loop, accumulation_steps=accumulation)
+        if self.phase is Phase.INFER:
+            if accumulation is not None and accumulation > 1:
+                raise InputError(
+                    f"accumulation is {accumulation}, which is of training; leave it out with "
+                    "phase infer"
+                )
+            self.accumulation = 1
+        self._loop = None if isinstance(optimizer, str) and self.accumulation == 1 else loop
+        self._optimizer: Any = optimizer if hasattr(optimizer, "param_groups") else None
         if snapshot is not None and not isinstance(snapshot, str | Path):
             raise InputError(f"snapshot is {snapshot!r}; give an id, an alias or a folder")
         self.identity = (
-            batch_size, phase, precision, memory_format, self.optimizer, self.loop, str(snapshot),
+            batch_size, phase, precision, memory_format, self.optimizer, self._loop, str(snapshot),
             epochs, samples, carbon_g_per_kwh, power_limit_w, usd_per_hour, str(self.execution),
+            self.accumulation,
         )  # fmt: skip
         """Equal for equal questions; by `repr`, too."""
         costs.check_amount("power limit", "watts", power_limit_w, costs.MOST_LIMIT_W)
@@ -215,53 +232,27 @@ class Question:
         usual = (*agreeing, *trained.settings, StepSettings())[0]
         return usual._replace(**given, execution=self.execution)
 
+    def loop_for(
+        self, subject: Subject, settings: StepSettings
+    ) -> tuple[TrainingLoop | None, str | None]:
+        """Return the training loop of a model, and a remark on what its optimizer leaves out.
+
+        The loop is None if it is the usual one of its optimizer. An optimizer of a module's
+        parameters is read by its groups.
+
+        Args:
+            subject: The model.
+            settings: Settings that answer the question; their optimizer is that of the loop unless
+                the question has one.
+        """
+        loop = self._loop
+        if loop is None and self.accumulation > 1:
+            loop = loop_of(settings.optimizer, settings.precision)
+            loop = replace(loop, accumulation_steps=self.accumulation)
+        if loop is None or self._optimizer is None or subject.module is None:
+            return loop, None
+        return loop_for(loop, self._optimizer, subject.module)
+
     def given_settings(self) -> StepSettings:
         """Return the settings that the question names, the rest plain: fp32, contiguous, SGD."""
         return StepSettings(**self._given, execution=self.execution)
-
-
-def loop_of(
-    optimizer: str | torch.optim.Optimizer | type | TrainingLoop | object, precision: Precision
-) -> TrainingLoop:
-    """Return the training loop of an optimizer, as PyTorch runs it by default.
-
-    Args:
-        optimizer: A name in any case, a class or an object of `torch.optim`, or the loop itself.
-        precision: Precision of the step; `amp-fp16` has a gradient scaler.
-
-    Raises:
-        InputError: The optimizer is unknown.
-    """
-    if isinstance(optimizer, TrainingLoop):
-        return optimizer
-    kind = optimizer if isinstance(optimizer, type) else type(optimizer)
-    names = [optimizer] if isinstance(optimizer, str) else [base.__name__ for base in kind.__mro__]
-    known = [name.lower() for name in names if name.lower() in list(Optimizer)]
-    if not known:
-        given = repr(optimizer) if isinstance(optimizer, str) else kind.__name__
-        raise InputError(
-            f"optimizer is {given}; known are {', '.join(Optimizer)}, as names or by torch.optim; "
-            "for another one, name the one that keeps as much per parameter: sgd (nothing), "
-            "momentum (one tensor) or adam (two)"
-        )
-    which = Optimizer(known[0])
-    groups: Sequence[Mapping[str, Any]] = getattr(optimizer, "param_groups", ())
-    if any(group.get("amsgrad") for group in groups):
-        raise InputError(
-            f"{kind.__name__} has amsgrad=True, which keeps a third tensor per parameter; "
-            "it is not simulated: leave amsgrad out, and add one size of the parameters"
-        )
-    if which is Optimizer.SGD and any(group["momentum"] for group in groups):
-        which = Optimizer.MOMENTUM
-    implementation = Implementation.FOREACH
-    if groups and groups[0].get("fused"):
-        implementation = Implementation.FUSED
-    elif groups and groups[0].get("foreach") is False:
-        implementation = Implementation.PLAIN
-    decays = [group.get("weight_decay", 0) > 0 for group in groups]
-    return TrainingLoop(
-        optimizer=which,
-        implementation=implementation,
-        weight_decay=any(decays) if groups else which is Optimizer.ADAMW,
-        gradient_scaler=precision is Precision.AMP_FP16,
-    )

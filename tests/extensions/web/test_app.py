@@ -47,6 +47,7 @@ def plain(prediction):
             "precision": st.sampled_from(["fp32", "amp-fp16"]),
             "memory_format": st.just("channels-last"),
             "optimizer": st.sampled_from(["sgd", "adam"]),
+            "accumulation": st.sampled_from([1, 4]),
             "carbon_g_per_kwh": st.just(300.0),
             "power_limit_w": st.just(250.0),
             "snapshot": st.just("default"),

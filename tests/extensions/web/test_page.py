@@ -358,6 +358,11 @@ def test_a_prediction_compares_devices_with_intervals(page, server):
         assert words in text
     expect(page.locator(".interval").nth(1)).to_be_attached()
     assert "model=test_resnet" in page.url
+    page.locator("[name=accumulation]").fill("4")
+    page.get_by_role("button", name="Predict").click()
+    page.wait_for_selector("text=batch 8, 4 passes")
+    assert "64 steps" in page.locator(".result").inner_text()
+    page.locator("[name=accumulation]").fill("")
     page.locator("[name=phase]").select_option("infer")
     page.get_by_role("button", name="Predict").click()
     page.wait_for_selector(".verdict")

@@ -200,6 +200,7 @@ def made_up_workload(graph: Graph) -> Workload:
         sizes=np.stack([event_sizes, 4 * event_sizes], axis=1),
         gradients=np.array([7, 8], dtype=np.int32),
         parameter_bytes=np.array([400_000, 800_000]),
+        parameter_places=np.arange(2),
         buffer_bytes=np.array([4_000]),
     )
     step = StepProfile(

@@ -166,7 +166,8 @@ def traces(draw):
         blocks=np.array(blocks, dtype=np.int32),
         sizes=np.array(sizes, dtype=np.int64),
         gradients=np.array(gradients, dtype=np.int32),
-        parameter_bytes=np.array([4096], dtype=np.int64),
+        parameter_bytes=np.array([4096] * len(gradients), dtype=np.int64),
+        parameter_places=np.arange(len(gradients)),
         buffer_bytes=np.array([], dtype=np.int64),
     )
 
@@ -189,7 +190,9 @@ def test_empty_parameters_and_buffers_take_no_memory():
     empty = np.zeros(3, dtype=np.int64)
     more = replace(
         trace,
+        gradients=np.concatenate([[-1] * 3, trace.gradients]),
         parameter_bytes=np.concatenate([empty, trace.parameter_bytes]),
+        parameter_places=np.arange(3 + len(trace.parameter_places)),
         buffer_bytes=np.concatenate([empty, trace.buffer_bytes]),
     )
     for optimizer in Optimizer:

@@ -18,7 +18,11 @@ from trappm.profiler.errors import InputError
 from trappm.profiler.models.model_input import Sample
 from trappm.profiler.records import Optimizer
 from trappm.profiler.simulation.memory_simulation import MIB, Allocator, simulate_memory
-from trappm.profiler.simulation.training_loop import Implementation, TrainingLoop
+from trappm.profiler.simulation.training_loop import (
+    Implementation,
+    ParameterGroup,
+    TrainingLoop,
+)
 from trappm.profiler.tracing.tracer import StepOptions, Tracer
 
 UNIT = 512
@@ -124,7 +128,7 @@ def test_optimizer_steps_allocate_as_in_pytorch(loop):
             ledger.peak, memory.peak_live = ledger.alive, memory.live
             scaler.scale(loss)
             update(optimizer, scaler, everything, loop)
-            loop.update(memory, sizes, first=first)
+            loop.update(memory, sizes, range(len(sizes)), first=first)
             assert (memory.live, memory.peak_live) == (ledger.alive, ledger.peak)
 
 
@@ -216,10 +220,44 @@ def test_gradient_norms_have_a_sum_per_chunk():
     """As many for each parameter as the largest has; only CUDA's kernel makes them."""
     memory = Allocator()
     chunk = 65_536 * 4 // UNIT
-    TrainingLoop(clip_gradients=True).update(memory, [1000 * chunk, *[1] * 127], first=True)
+    TrainingLoop(clip_gradients=True).update(
+        memory, [1000 * chunk, *[1] * 127], range(128), first=True
+    )
     assert (memory.live, memory.peak_live) == (0, 1000 + 128)
 
 
 def test_zero_accumulation_steps_are_refused():
-    with pytest.raises(InputError, match="0 accumulation steps"):
+    with pytest.raises(InputError, match="accumulation is 0"):
         TrainingLoop(accumulation_steps=0)
+
+
+def test_groups_of_an_optimizer_allocate_as_in_pytorch():
+    """Some have a momentum, some a decay, some are in no group; of the first and second step."""
+    parameters = [nn.Parameter(torch.ones(shape)) for shape in SHAPES]
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    optimizer = torch.optim.SGD(
+        [
+            {"params": parameters[:2], "momentum": 0.9},
+            {"params": parameters[3:5], "weight_decay": 0.1, "foreach": False},
+            {"params": [*parameters[5:6], nn.Parameter(torch.ones(50))], "fused": True,
+             "momentum": 0.9, "foreach": False},
+        ],
+        lr=0.1, foreach=True,
+    )  # fmt: skip
+    kinds = (
+        {"optimizer": Optimizer.MOMENTUM, "places": (0, 1)},
+        {"optimizer": Optimizer.SGD, "implementation": Implementation.PLAIN, "weight_decay": True,
+         "places": (3, 4)},
+        {"optimizer": Optimizer.MOMENTUM, "implementation": Implementation.FUSED, "places": (5, 9)},
+    )  # fmt: skip
+    loop = TrainingLoop(groups=tuple(ParameterGroup(**kind) for kind in kinds))
+    memory, sizes = Allocator(), [units(p.untyped_storage().nbytes()) for p in parameters]
+    with Ledger() as ledger:
+        for first in (True, False):
+            ledger.peak, memory.peak_live = ledger.alive, memory.live
+            optimizer.step()
+            loop.update(memory, sizes, range(len(sizes)), first=first)
+            assert (memory.live, memory.peak_live) == (ledger.alive, ledger.peak)
+    assert loop.kept_gradients(range(len(sizes))) == [2, 6]
+    assert loop.state_bytes([1] * len(sizes), range(len(sizes))) == 3

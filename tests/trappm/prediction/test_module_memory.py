@@ -130,7 +130,6 @@ def test_labels_of_a_language_model_are_inputs_of_training_only():
 def test_accumulated_gradients_stay_allocated():
     once, often = small(), small(optimizer=trappm.TrainingLoop(accumulation_steps=4))
     assert often.memory_mib >= once.memory_mib
-    assert "Step time is that of a step without gradient accumulation." in often.remarks
     kept, passing = (a.memory_breakdown.parts_mib.get(Part.GRADIENTS, 0.0) for a in (often, once))
     parameters_mib = sum(step_profile("resnet10t", 64).trace.parameter_bytes) / 2**20
     assert kept >= parameters_mib > passing

@@ -16,7 +16,8 @@ from trappm.prediction.fitting import room_text
 from trappm.prediction.models.subjects import Module, size_kind
 from trappm.prediction.predict import predict
 from trappm.prediction.prediction import Prediction
-from trappm.prediction.question import Question, loop_of
+from trappm.prediction.question import Question
+from trappm.prediction.training_loops import loop_for, loop_of
 from trappm.profiler.errors import InputError, TrappmError, one_line
 from trappm.profiler.host import procfs
 from trappm.profiler.measuring.sweep import duration
@@ -57,8 +58,9 @@ class FirstStep:
     @property
     def loop(self) -> TrainingLoop:
         """Return the training loop; raises InputError if the optimizer is unknown."""
+        loop, _ = loop_for(loop_of(self.optimizer, self.precision), self.optimizer, self.model)
         return replace(
-            loop_of(self.optimizer, self.precision),
+            loop,
             accumulation_steps=self.accumulation_steps,
             clip_gradients=self.clips_gradients,
         )

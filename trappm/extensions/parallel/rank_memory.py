@@ -93,7 +93,7 @@ def rank_memory(needs: MemoryNeeds, parallelism: Parallelism) -> RankMemory:
     share = _of_first_stage(needs, stages) * stages / shards
     activations = _activations(needs, parallelism)
     keeps = parallelism.accumulation > 1 or needs.buffers_gradients
-    gradients = np.full_like(needs.gradients, needs.all_gradients) if keeps else needs.gradients
+    gradients = np.maximum(needs.gradients, needs.all_gradients) if keeps else needs.gradients
     gradients = share * gradients
     gathered = np.full_like(gradients, needs.gathered if is_fsdp else 0.0)
     gathered[-1] = 0.0  # the optimizer's step
@@ -160,7 +160,7 @@ def traced_needs(
     passing = parameters if loop.optimizer.is_adam else 0.0
     return MemoryNeeds(
         parameters=parameters + float(trace.buffer_bytes.sum()),
-        states=parameters * loop.states_per_parameter,
+        states=parameters * loop.optimizer.states_per_parameter,
         gradients=np.append(gradients, parameters + passing),
         activations=np.append(np.cumsum(np.where(of_gradients, 0.0, change)), 0.0),
         all_gradients=parameters,

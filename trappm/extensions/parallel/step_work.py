@@ -16,6 +16,7 @@ import torch
 
 from trappm.learner.physics.kernel_terms import PRODUCTS, terms_of
 from trappm.learner.physics.kernel_times import Lookup, times_of
+from trappm.learner.physics.prior import UPDATE_SHARE
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import UnsupportedModelError
@@ -80,7 +81,7 @@ class StepWork:
 
 
 def even_work(
-    step_ms: float, gradient_bytes: float, *, update: float = 0.03, blocks: int = 50
+    step_ms: float, gradient_bytes: float, *, update: float = UPDATE_SHARE, blocks: int = 50
 ) -> StepWork:
     """Return a step with equal blocks, for a model of which only time and gradient size are known.
 

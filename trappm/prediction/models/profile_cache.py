@@ -26,7 +26,7 @@ from trappm.profiler.records import GraphTemplate
 if TYPE_CHECKING:
     from trappm.profiler.simulation.step_profile import StaticProfile, StepProfile
 
-FORMAT = 6
+FORMAT = 7
 """Version of the entries; increased when a profile of the same model changes."""
 MAX_ENTRY_BYTES = 64 << 20
 _STEP_REFUSED = b"refused\n"

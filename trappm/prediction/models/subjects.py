@@ -74,6 +74,8 @@ class Subject(ABC):
     """False for modules of whole numbers, several inputs, targets or a loss."""
     is_named: bool = False
     """True for architectures by their name."""
+    module: nn.Module | None = None
+    """Module of the caller, if the model was given as one."""
     identity: object = None
     """Equal for the same model in any process; None for a module, whose content is unknown."""
 
@@ -320,8 +322,8 @@ class Module(Subject):
         """Read the inputs, as `trappm.predict` takes them; raises InputError if it does not."""
         from trappm.profiler.models.on_meta import EAGER, eager, is_compiled
 
-        self._module = eager(module)
-        self.name = type(self._module).__name__
+        self.module: nn.Module = eager(module)
+        self.name = type(self.module).__name__
         self.remark = EAGER if is_compiled(module) else None
         self._loss = loss
         args: tuple[object, ...] = (example_input,)
@@ -330,7 +332,7 @@ class Module(Subject):
             args, kwargs = (), dict(example_input)
         elif isinstance(example_input, tuple | list):
             args = tuple(example_input)
-        self._inputs = _example_inputs(self._module, args, kwargs, targets)
+        self._inputs = _example_inputs(self.module, args, kwargs, targets)
         is_one = len(args) == 1 and not kwargs and loss is None and targets is None
         dtype = getattr(args[0], "dtype", None) if is_one else None
         self._only_input = args[0] if getattr(dtype, "is_floating_point", False) else None
@@ -345,14 +347,14 @@ class Module(Subject):
     def _sample(self) -> Inputs:
         if self._only_input is None:
             return self._inputs
-        return Sample.from_example(self._module, self._only_input)
+        return Sample.from_example(self.module, self._only_input)
 
     @cached_property
     def _profile(self) -> StaticProfile:
         from trappm.profiler.static_profile import static_profile
 
         options = self._options(StepSettings())
-        profile = static_profile(self._module, self._sample, options, **self._traced_at)
+        profile = static_profile(self.module, self._sample, options, **self._traced_at)
         if profile.step is None and not self.has_one_input:  # the graph has neither loss nor batch
             raise UnsupportedModelError(profile.step_refusal or "")
         return replace(profile, step_remark=self.remark)
@@ -380,7 +382,7 @@ class Module(Subject):
 
         try:
             options = self._options(settings)
-            return step_profile(self._module, self._sample, options, **self._traced_at)
+            return step_profile(self.module, self._sample, options, **self._traced_at)
         except TrappmError as error:
             return str(error)
 
@@ -388,8 +390,8 @@ class Module(Subject):
         from trappm.profiler.models.on_meta import on_meta
 
         options = self._options(settings)
-        module = on_meta(self._module, None, settings.memory_format, settings.precision)
-        return traced_step(module, self._inputs, options, phase, batch_size, original=self._module)
+        module = on_meta(self.module, None, settings.memory_format, settings.precision)
+        return traced_step(module, self._inputs, options, phase, batch_size, original=self.module)
 
     def covered(self, settings: StepSettings, phase: Phase, batch_size: int) -> Module | str:
         """Return what heads can predict, or the reason why only the memory is predicted.

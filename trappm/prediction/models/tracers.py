@@ -105,7 +105,8 @@ class TracedStep(NamedTuple):
 
 
 _ARRAYS = (
-    "kinds", "blocks", "sizes", "gradients", "parameter_bytes", "buffer_bytes", "batch_sizes",
+    "kinds", "blocks", "sizes", "gradients", "parameter_bytes", "parameter_places", "buffer_bytes",
+    "batch_sizes",
 )  # fmt: skip
 
 

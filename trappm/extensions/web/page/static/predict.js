@@ -14,7 +14,7 @@ const SETTINGS = {
   memory_format: ["Memory format", ["contiguous", "channels-last"]],
   optimizer: ["Optimizer", ["sgd", "momentum", "adam", "adamw"]],
 };
-const WHOLE = ["batch_size", "input_size", "gpus", "epochs", "samples"];
+const WHOLE = ["batch_size", "input_size", "gpus", "accumulation", "epochs", "samples"];
 const STRATEGIES = { ddp: "Data parallel (DDP)", fsdp: "Fully sharded (FSDP)", tp: "Tensor parallel" };
 const REMARKS_SHOWN = 3;
 let file = null; // chosen or dropped file, which the address cannot contain
@@ -60,9 +60,10 @@ function questionForm(values, snapshots, known, signal, ask) {
       field("Number of GPUs", "gpus", values.gpus, { inputmode: "numeric", placeholder: "1" }),
       devices.element,
       h("div", { class: "buttons" }, h("button", { class: "primary" }, "Predict"))),
-    h("details", { class: "more", open: ["epochs", "samples", "carbon_g_per_kwh", "snapshot", ...Object.keys(SETTINGS)].some((n) => values[n]) },
+    h("details", { class: "more", open: ["accumulation", "epochs", "samples", "carbon_g_per_kwh", "snapshot", ...Object.keys(SETTINGS)].some((n) => values[n]) },
       h("summary", {}, "Training run and settings"),
       h("div", { class: "filters" },
+        field("Passes per optimizer step", "accumulation", values.accumulation, { inputmode: "numeric", placeholder: "1" }),
         field("Epochs", "epochs", values.epochs, { inputmode: "numeric", placeholder: "90" }),
         field("Samples per epoch", "samples", values.samples, { inputmode: "numeric", placeholder: "1281167" }),
         field("g CO₂ per kWh", "carbon_g_per_kwh", values.carbon_g_per_kwh, { inputmode: "decimal", placeholder: "none" }),
@@ -174,7 +175,7 @@ function memoryOf(question, predictions, signal) {
   if (!devices.length) return null;
   const settings = Object.fromEntries(Object.keys(SETTINGS).map((name) => [name, question[name] ?? first[name]]));
   const size = question.input_size ? { input_size: question.input_size } : {};
-  return memoryCard({ model: first.model, phase: first.phase, batch_size: first.batch_size, ...settings, ...size, devices }, signal);
+  return memoryCard({ model: first.model, phase: first.phase, batch_size: first.batch_size, accumulation: first.accumulation, ...settings, ...size, devices }, signal);
 }
 
 function body(question) {
@@ -196,7 +197,7 @@ const largestBatch = (p) => p.largest_batch;
 
 function answers({ predictions, best }) {
   const [first] = predictions;
-  const title = `${first.phase === "train" ? "Training" : "Inference"} step of ${first.model}, batch ${number(first.batch_size)}`;
+  const title = `${first.phase === "train" ? "Training" : "Inference"} step of ${first.model}, batch ${number(first.batch_size)}${first.accumulation > 1 ? `, ${number(first.accumulation)} passes` : ""}`;
   const footer = h("p", { class: "muted" }, `Snapshot ${[...new Set(predictions.map((p) => p.snapshot))].join(", ")}. Intervals cover 90 % of new architectures.`);
   if (predictions.length === 1) return [deviceCard(first, title), remarks(predictions), footer].filter(Boolean);
   const verdicts = Object.entries(Object.values(best ?? {})[0] ?? {}).filter(([, device]) => device);
@@ -271,7 +272,7 @@ function deviceCard(p, title) {
 /** Return a card that loads the step on several GPUs with each strategy. */
 function sharedCard(question, gpus, signal) {
   const slot = h("div", {}, waiting("Predicting the shared step"));
-  const names = ["model", "batch_size", "input_size", "snapshot", ...Object.keys(SETTINGS)];
+  const names = ["model", "batch_size", "input_size", "accumulation", "snapshot", ...Object.keys(SETTINGS)];
   const asked = Object.fromEntries(names.filter((name) => question[name]).map((name) => [name, question[name]]));
   post("v1/scale", { ...asked, devices: question.devices.filter((device) => !isCpu(device)), gpus: [gpus] }, signal).then(
     ({ predictions, refused }) => slot.replaceChildren(scalingTable(predictions), h("ul", { class: "remarks muted" }, refused.map((text) => h("li", {}, text)))),

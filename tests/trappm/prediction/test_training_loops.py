@@ -1,0 +1,179 @@
+"""Optimizers by their groups, and steps of several passes."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import trappm
+from trappm.profiler.simulation.memory_breakdown import Part
+
+WIDTH = 2048
+IMAGES, CLASSES = torch.empty(16, WIDTH, device="meta"), torch.zeros(16, dtype=torch.long)
+LAYER_MIB = WIDTH**2 * 4 / 2**20
+
+
+def deep():
+    return nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(6)))
+
+
+def ask(module, optimizer, **options):
+    settings = {"device": "a100", "precision": "fp32"} | options
+    return trappm.predict(
+        module, example_input=IMAGES, targets=CLASSES, optimizer=optimizer, **settings
+    )
+
+
+def state_mib(answer):
+    return answer.memory_breakdown.parts_mib.get(Part.OPTIMIZER, 0.0)
+
+
+def test_adam_has_state_for_the_parameters_of_its_groups_only():
+    model = deep()
+    head, everything = (
+        ask(model, torch.optim.Adam(layers.parameters())) for layers in (model[-1], model)
+    )
+    assert state_mib(head) == pytest.approx(2 * LAYER_MIB, rel=0.01)
+    assert state_mib(everything) == pytest.approx(12 * LAYER_MIB, rel=0.01)
+    assert head.memory_breakdown.parts_mib[Part.GRADIENTS] >= 5 * LAYER_MIB
+    assert head.memory_mib < everything.memory_mib - 9 * LAYER_MIB
+    assert head.step_time_ms < everything.step_time_ms
+    assert "leaves out 20,971,520 of 25,165,824 trainable parameters" in " ".join(head.remarks)
+    assert "leaves out" not in " ".join(everything.remarks)
+
+
+def test_gradients_of_parameters_that_are_left_out_outlive_zero_grad():
+    """The optimizer frees its own only, so a second one of each passes in the backward pass."""
+    model = deep()
+    left_out = ask(model, torch.optim.SGD(model[:1].parameters(), lr=0.1)).simulated_memory
+    frozen = deep()
+    frozen[1:].requires_grad_(False)
+    none = ask(frozen, torch.optim.SGD(frozen[:1].parameters(), lr=0.1)).simulated_memory
+    assert left_out.live_mib >= none.live_mib + 5 * LAYER_MIB
+
+
+def test_groups_with_other_options_count_by_group():
+    model = deep()
+    half = [
+        {"params": model[:3].parameters(), "momentum": 0.9},
+        {"params": model[3:].parameters()},
+    ]
+    plain, mixed, full = (
+        ask(model, torch.optim.SGD(groups, lr=0.1, momentum=momentum))
+        for groups, momentum in ((model.parameters(), 0), (half, 0), (model.parameters(), 0.9))
+    )
+    assert [state_mib(a) for a in (plain, mixed, full)] == pytest.approx(
+        [0.0, 3 * LAYER_MIB, 6 * LAYER_MIB], rel=0.01, abs=0.1
+    )
+    assert plain.memory_mib < mixed.memory_mib < full.memory_mib
+
+
+def test_groups_that_only_differ_in_the_learning_rate_take_as_long_as_one():
+    """One after the other, so their temporary tensors do not exist at the same time."""
+    model = deep()
+    groups = [
+        {"params": layer.parameters(), "lr": 0.1 * place} for place, layer in enumerate(model)
+    ]
+    apart, at_once = (
+        ask(model, torch.optim.Adam(g, lr=0.1, foreach=False)) for g in (groups, model.parameters())
+    )
+    assert 0.9 * at_once.memory_mib < apart.memory_mib <= at_once.memory_mib
+    assert apart.step_time_ms == pytest.approx(at_once.step_time_ms, rel=0.01)
+    assert apart.remarks == at_once.remarks
+
+
+def test_an_optimizer_of_another_module_is_taken_as_its_kind_with_a_remark():
+    answer = ask(deep(), torch.optim.Adam(deep().parameters()))
+    assert state_mib(answer) == pytest.approx(12 * LAYER_MIB, rel=0.01)
+    assert "holds no parameter of this Sequential" in " ".join(answer.remarks)
+
+
+class SGD(torch.optim.Optimizer):
+    """A class of the user's own, of which only the name is PyTorch's."""
+
+    def __init__(self, parameters, lr=0.1):
+        super().__init__(parameters, {"lr": lr})
+
+
+class AdamW(torch.optim.AdamW):
+    """A class of the user's own that may keep more than its base."""
+
+
+@pytest.mark.parametrize("kind", [SGD, AdamW, torch.optim.Adagrad])
+@pytest.mark.parametrize("made", [True, False])
+def test_other_classes_are_refused_in_one_line_by_their_whole_name(kind, made, refused):
+    model = deep()
+    optimizer = kind(model.parameters()) if made else kind
+    with refused(rf"optimizer is .*{kind.__qualname__}; known are sgd.*name the one that keeps"):
+        ask(model, optimizer)
+
+
+@pytest.mark.parametrize("device", ["a100", "v100", "cpu-2t"])
+@pytest.mark.parametrize("optimizer", [None, "adamw"])
+def test_a_step_of_n_passes_has_one_optimizer_step(device, optimizer):
+    settings = {"batch_size": 16, "device": device, "optimizer": optimizer}
+    one, two, eight = (
+        trappm.predict("resnet18", accumulation=n, **settings, epochs=1, samples=12_800)
+        for n in (1, 2, 8)
+    )
+    per_pass = two.step_time_ms - one.step_time_ms
+    assert 0.5 * one.step_time_ms < per_pass <= one.step_time_ms
+    assert eight.step_time_ms == pytest.approx(one.step_time_ms + 7 * per_pass)
+    assert eight.samples_per_s == pytest.approx(8 * 16 * 1000 / eight.step_time_ms)
+    assert eight.run.steps * 8 == one.run.steps
+    assert eight.run.hours == pytest.approx(100 * eight.step_time_ms / 3.6e6)
+    low, high = eight.intervals["step_time_ms"]
+    assert low < eight.step_time_ms < high
+    assert "8 passes" in str(eight)
+    if one.energy_j is not None:
+        assert eight.energy_j / one.energy_j == pytest.approx(eight.step_time_ms / one.step_time_ms)
+    if one.memory_mib is not None:
+        assert eight.memory_mib >= one.memory_mib
+
+
+def test_all_ways_to_accumulate_give_the_same_step(as_json):
+    by_argument = trappm.predict("resnet18", batch_size=16, optimizer="adam", accumulation=4)
+    loop = trappm.TrainingLoop(optimizer="adam", accumulation_steps=4)
+    by_loop = trappm.predict("resnet18", batch_size=16, optimizer=loop)
+    by_command = as_json("predict resnet18 --batch-size 16 --optimizer adam --accumulation 4")
+    assert by_argument.step_time_ms == by_loop.step_time_ms == by_command["step_time_ms"]
+    assert by_argument.memory_mib == pytest.approx(by_loop.memory_mib, rel=0.001)
+    assert json.loads(json.dumps(by_command))["accumulation"] == 4
+
+
+def test_inference_has_one_pass(refused):
+    with refused("accumulation is 2, which is of training"):
+        trappm.predict("resnet18", phase="infer", accumulation=2)
+    with refused("accumulation is 0"):
+        trappm.predict("resnet18", accumulation=0)
+
+
+def test_a_compiled_step_has_all_passes_too():
+    settings = {"batch_size": 64, "device": "a100", "precision": "amp-fp16", "execution": "compile"}
+    one, four = (trappm.predict("resnet50", accumulation=n, **settings) for n in (1, 4))
+    assert 3 < four.step_time_ms / one.step_time_ms <= 4
+    assert four.samples_per_s == pytest.approx(4 * 64 * 1000 / four.step_time_ms)
+
+
+def test_one_gpu_takes_as_long_by_scale_and_by_predict():
+    from trappm.extensions.parallel.shared_step import predict_parallel
+
+    settings = {"batch_size": 16, "device": "a100", "optimizer": "adam"}
+    for passes in (1, 4):
+        alone = trappm.predict("resnet18", accumulation=passes, **settings)
+        parallel = predict_parallel("resnet18", gpus=1, accumulation=passes, **settings)
+        assert parallel.step_time_ms == pytest.approx(alone.step_time_ms, rel=1e-6)
+        assert parallel.samples_per_s == pytest.approx(alone.samples_per_s, rel=1e-6)
+
+
+def test_two_passes_do_not_need_less_memory_than_one_on_a_rank():
+    from trappm.extensions.parallel.shared_step import predict_parallel
+
+    step = {"batch_size": 1, "device": "a100", "optimizer": "adamw"}
+    for strategy in ("ddp", "fsdp"):
+        one, two = (
+            predict_parallel("vit_small_patch16_224", strategy=strategy, accumulation=n, **step)
+            for n in (1, 2)
+        )
+        assert two.memory_mib >= one.memory_mib

@@ -1,0 +1,150 @@
+"""Training loop of a question: an optimizer by name, by class, or as the object of `torch.optim`.
+
+An object is read by its groups: which parameters of the module each one holds, and how it treats
+them. Parameters are the same if they are the same tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from trappm.profiler.errors import InputError
+from trappm.profiler.records import Optimizer, Precision
+from trappm.profiler.simulation.training_loop import Implementation, ParameterGroup, TrainingLoop
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+def loop_of(
+    optimizer: str | torch.optim.Optimizer | type | TrainingLoop | object, precision: Precision
+) -> TrainingLoop:
+    """Return the training loop of an optimizer, as PyTorch runs it by default.
+
+    The loop has the kind of most parameters of an object, and no groups (see `loop_for`).
+
+    Args:
+        optimizer: A name in any case, a class or an object of `torch.optim`, or the loop itself.
+        precision: Precision of the step; `amp-fp16` has a gradient scaler.
+
+    Raises:
+        InputError: The optimizer is unknown.
+    """
+    if isinstance(optimizer, TrainingLoop):
+        return optimizer
+    has_scaler = precision is Precision.AMP_FP16
+    if isinstance(optimizer, str):
+        if optimizer.lower() not in list(Optimizer):
+            raise _unknown(repr(optimizer))
+        kind = Optimizer(optimizer.lower())
+    elif isinstance(optimizer, type):
+        kind = _kind_of(optimizer)
+    else:
+        groups = [(_group_of(optimizer, group), group["params"]) for group in _groups(optimizer)]
+        most, _ = max(groups, key=lambda pair: sum(p.numel() for p in pair[1]))
+        return _with_kind(TrainingLoop(gradient_scaler=has_scaler), most)
+    decays = kind is Optimizer.ADAMW
+    return TrainingLoop(optimizer=kind, weight_decay=decays, gradient_scaler=has_scaler)
+
+
+def loop_for(
+    loop: TrainingLoop, optimizer: torch.optim.Optimizer, module: nn.Module
+) -> tuple[TrainingLoop, str | None]:
+    """Return a loop with the groups of an optimizer of this module, and a remark on what is left.
+
+    An optimizer that treats all trainable parameters alike has a loop without groups. So has one of
+    another module's parameters, which is taken as the kind of optimizer.
+
+    Args:
+        loop: Training loop of the optimizer (`loop_of`).
+        optimizer: Object of `torch.optim`.
+        module: Module that is trained.
+    """
+    parameters = list(module.parameters())
+    place_of = {id(parameter): place for place, parameter in enumerate(parameters)}
+    groups = [
+        replace(
+            _group_of(optimizer, group),
+            places=tuple(place_of[id(p)] for p in group["params"] if id(p) in place_of),
+        )
+        for group in _groups(optimizer)
+    ]
+    held = {place for group in groups for place in group.places or ()}
+    if not held:
+        return loop, (
+            f"The optimizer holds no parameter of this {type(module).__name__}; it is taken to "
+            "hold all of them."
+        )
+    trained = {place for place, parameter in enumerate(parameters) if parameter.requires_grad}
+    is_usual = len(groups) == 1 and held >= trained
+    own = loop if is_usual else replace(loop, groups=tuple(groups))
+    if held >= trained:
+        return own, None
+    count, all_count = (
+        sum(parameters[place].numel() for place in places) for places in (trained - held, trained)
+    )
+    return own, (
+        f"The optimizer leaves out {count:,} of {all_count:,} trainable parameters; these have "
+        "gradients, but neither state nor update."
+    )
+
+
+def _groups(optimizer: object) -> Sequence[Mapping[str, Any]]:
+    """Return the groups of an object of `torch.optim`; raises InputError for another one."""
+    _kind_of(type(optimizer))
+    groups: Sequence[Mapping[str, Any]] = optimizer.param_groups  # type: ignore[attr-defined]
+    return groups
+
+
+def _kind_of(kind: type) -> Optimizer:
+    """Return the optimizer of a class of `torch.optim`; another class may keep anything."""
+    import torch
+
+    known: dict[type, Optimizer] = {
+        torch.optim.SGD: Optimizer.SGD,
+        torch.optim.Adam: Optimizer.ADAM,
+        torch.optim.AdamW: Optimizer.ADAMW,
+    }
+    if kind not in known:
+        raise _unknown(f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins."))
+    return known[kind]
+
+
+def _unknown(given: str) -> InputError:
+    return InputError(
+        f"optimizer is {given}; known are {', '.join(Optimizer)}, and SGD, Adam and AdamW of "
+        "torch.optim; for another one, name the one that keeps as much per parameter: sgd "
+        "(nothing), momentum (one tensor) or adam (two)"
+    )
+
+
+def _group_of(optimizer: object, group: Mapping[str, Any]) -> ParameterGroup:
+    """Return how an optimizer treats a group; raises InputError if this is not simulated."""
+    if group.get("amsgrad"):
+        raise InputError(
+            f"{type(optimizer).__name__} has amsgrad=True, which keeps a third tensor per "
+            "parameter; it is not simulated: leave amsgrad out, and add one size of the parameters"
+        )
+    kind = _kind_of(type(optimizer))
+    if kind is Optimizer.SGD and group["momentum"]:
+        kind = Optimizer.MOMENTUM
+    implementation = Implementation.FOREACH
+    if group.get("fused"):
+        implementation = Implementation.FUSED
+    elif group.get("foreach") is False:
+        implementation = Implementation.PLAIN
+    return ParameterGroup(
+        optimizer=kind, implementation=implementation, weight_decay=group["weight_decay"] > 0
+    )
+
+
+def _with_kind(loop: TrainingLoop, group: ParameterGroup) -> TrainingLoop:
+    return replace(
+        loop,
+        optimizer=group.optimizer,
+        implementation=group.implementation,
+        weight_decay=group.weight_decay,
+    )
