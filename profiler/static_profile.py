@@ -82,7 +82,7 @@ def step_profile(
     Args:
         model, input_size: As `graph_template`.
         options: How the steps are run; by default in fp32, contiguous, with cross-entropy.
-            Kernels and allocations are those of the compiled step, if it is compiled.
+            Kernels are those of the compiled step, if it is compiled; allocations never are.
         batch_sizes: Two different ones, or twice the only one of the model.
         by_values: Run the steps of a module on its values and on those of the inputs, on the CPU.
 
@@ -97,12 +97,11 @@ def step_profile(
     step = _tracer(model, input_size, eager, batch_sizes, by_values=by_values).step()
     if not options.is_compiled:
         return step
-    (trace, train), (infer_trace, infer) = (
-        compiled_phase(model, input_size, phase, options, step.kernels.table(phase), batch_sizes)
+    train, infer = (
+        compiled_kernels(model, input_size, phase, options, step.kernels.table(phase), batch_sizes)
         for phase in (Phase.TRAIN, Phase.INFER)
     )
-    kernels = replace(step.kernels, train=train, infer=infer)
-    return replace(step, trace=trace, infer_trace=infer_trace, kernels=kernels)
+    return replace(step, kernels=replace(step.kernels, train=train, infer=infer))
 
 
 def kernel_profile(
@@ -131,15 +130,15 @@ def traced_phase(
     return _tracer(model, input_size, options, batch_sizes).phase(phase)
 
 
-def compiled_phase(
+def compiled_kernels(
     model: str | nn.Module,
     input_size: int | Inputs,
     phase: Phase,
     options: StepOptions,
     eager: KernelTable,
     batch_sizes: tuple[int, int] = TRACED_BATCH_SIZES,
-) -> tuple[StepTrace, KernelTable]:
-    """Return allocations and kernels of one phase's step under `torch.compile`.
+) -> KernelTable:
+    """Return the kernels of one phase's step under `torch.compile`.
 
     Args:
         model, input_size, batch_sizes: As `step_profile`.
@@ -150,13 +149,8 @@ def compiled_phase(
     layout = options.memory_format
     if prefers_channels_last(eager, phase):
         layout = MemoryFormat.CHANNELS_LAST
-    compiled = replace(
-        options,
-        memory_format=layout,
-        is_compiled=True,
-        copies_weights=layout is not options.memory_format,
-    )
-    return traced_phase(model, input_size, phase, compiled, batch_sizes)
+    compiled = replace(options, memory_format=layout, is_compiled=True)
+    return traced_phase(model, input_size, phase, compiled, batch_sizes)[1]
 
 
 def _tracer(

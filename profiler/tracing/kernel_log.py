@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from trappm.profiler.errors import BatchOrderError
 from trappm.profiler.graphs.nodes import ATEN
@@ -314,8 +313,8 @@ class KernelLog:
         return len(self._rows)
 
     def sizes(self) -> IntArray:
-        """Return the sizes of each kernel by `Size` (n, 7)."""
-        return self.rows()[:, DESCRIPTION:]
+        """Return the sizes of each kernel before fusion, by `Size` (n, 7)."""
+        return KernelLog.rows(self)[:, DESCRIPTION:]
 
     def rows(self) -> IntArray:
         return np.array(self._rows, dtype=np.int64).reshape(-1, DESCRIPTION + len(Size))
@@ -443,10 +442,6 @@ class AllocationLog:
         self.closed = False
         self.gradients: dict[int, int] = {}
         """Block of the gradient by the id of its parameter."""
-        self.inputs = 0
-        """Number of storages of the inputs, which come first."""
-        self.outputs: frozenset[int] = frozenset()
-        """Storages of the model's output."""
         self.saved_bytes = 0
         """Bytes that autograd keeps at the end of the forward pass."""
         self.operator: Any = None
@@ -491,7 +486,6 @@ class AllocationLog:
         """Log the storages of the step's inputs."""
         for tensor in inputs:
             self.see(tensor)
-        self.inputs = self._count
 
     def workspace(
         self, which: Pass, images: Tensor, weight: Tensor, output: Tensor, groups: int
@@ -513,14 +507,6 @@ class AllocationLog:
         """Return the number of a tensor's storage; negative for one from before the step."""
         key: int = tensor.untyped_storage()._cdata
         return self._live.get(key, -key)
-
-    def end_model(self, output: Any, *, training: bool) -> None:
-        """Note the storages of the model's output.
-
-        In inference, these are all that are alive, such as those of a cache.
-        """
-        leaves = (leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor))
-        self.outputs = frozenset(map(self.number, leaves) if training else self._live.values())
 
     def end_forward(self) -> None:
         alive = set(self._live.values())

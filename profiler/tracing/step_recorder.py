@@ -82,8 +82,7 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Tensors with values by storage, and as many bytes on the meta device."""
         self._last = _references_to_the_last()
 
-    def end_model(self, output: Any, *, training: bool) -> None:
-        self._allocations.end_model(output, training=training)
+    def end_model(self) -> None:
         self._kernels.begin_loss()
 
     def end_forward(self) -> None:

@@ -17,7 +17,7 @@ import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, cast
@@ -48,16 +48,9 @@ from trappm.profiler.records import (
 from trappm.profiler.simulation.kernel_profile import KernelProfile, KernelTable
 from trappm.profiler.simulation.step_profile import SavedBytes, StepProfile
 from trappm.profiler.simulation.step_trace import TRACED_BATCH_SIZES, Origin, StepTrace
-from trappm.profiler.tracing.compiled_memory import CompiledMemory
 from trappm.profiler.tracing.fusion import FusedKernelLog
 from trappm.profiler.tracing.gpu_functions import TRACED_GPU, GpuFunctions
-from trappm.profiler.tracing.kernel_log import (
-    NO_BLOCK,
-    AllocationLog,
-    KernelLog,
-    channels_last,
-    kernel_table,
-)
+from trappm.profiler.tracing.kernel_log import AllocationLog, KernelLog, kernel_table
 from trappm.profiler.tracing.known_values import KnownValues, check_memory
 from trappm.profiler.tracing.losses import Loss, default_loss
 from trappm.profiler.tracing.step_recorder import StepRecorder
@@ -166,11 +159,9 @@ class StepOptions:
     loss: Loss = default_loss
     """Loss of the output and the inputs."""
     is_compiled: bool = False
-    """True for a step under `torch.compile`."""
+    """True for the kernels of a step under `torch.compile`; its allocations are the eager ones."""
     refuses_changes: bool = True
     """True if a training step may not change in place what its backward pass needs."""
-    copies_weights: bool = False
-    """True if the compiled step copies weights and images into the channels-last layout."""
 
 
 @dataclass(frozen=True)
@@ -315,37 +306,7 @@ class Tracer:
         if isinstance(kernels, FusedKernelLog) and isinstance(others, FusedKernelLog):
             others.fuse()
             kernels.fuse(others)
-            trace = self._compiled(trace, second, (kernels, others))
         return trace, kernel_table(kernels, others, self._batch_sizes)
-
-    def _compiled(
-        self, eager: StepTrace, recorded: _Recorded, logs: tuple[FusedKernelLog, FusedKernelLog]
-    ) -> StepTrace:
-        """Return the allocations of the compiled step; parameters and buffers are the eager's."""
-        copied: set[int] = set()
-        if self._options.copies_weights:
-            weights = (p for p in self._model.parameters() if channels_last(p))
-            copied = {
-                *range(recorded.allocations.inputs),
-                *map(recorded.allocations.number, weights),
-            }
-        memory = CompiledMemory(
-            logs[1],
-            gradients=set(recorded.allocations.gradients.values()) - {NO_BLOCK},
-            inputs=recorded.allocations.inputs,
-            outputs=recorded.allocations.outputs,
-            copied=copied,
-        )
-        kinds, blocks, sizes, gradients = memory.arrays(logs)
-        missing = len(eager.parameter_places) - len(gradients)
-        gradients = np.pad(gradients, (0, missing), constant_values=NO_BLOCK)
-        return replace(
-            eager,
-            kinds=kinds.astype(np.int8),
-            blocks=blocks.astype(np.int32),
-            sizes=sizes,
-            gradients=gradients.astype(np.int32),
-        )
 
     def _check_growth(self, phase: Phase, first: _Recorded, second: _Recorded) -> None:
         """Raise UnevenSizesError if a size of the step is not affine in the batch size.
@@ -431,7 +392,7 @@ class Tracer:
                 with recorder, functions, _autocast(options):
                     with keeping if training else contextlib.nullcontext():
                         output = model(*args, **{k: v for k, v in kwargs.items() if k != TARGETS})
-                    recorder.end_model(output, training=training)
+                    recorder.end_model()
                     made = None if graph is None else graph.graph(output, batch_size)
                     if not training:
                         allocations.end_forward()

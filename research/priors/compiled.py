@@ -34,7 +34,7 @@ from trappm.profiler.models.families import family_of
 from trappm.profiler.models.zoo import current_name
 from trappm.profiler.records import Graph, Optimizer, Phase, Precision
 from trappm.profiler.simulation.kernel_profile import KernelProfile
-from trappm.profiler.static_profile import compiled_phase, traced_phase
+from trappm.profiler.static_profile import compiled_kernels, traced_phase
 from trappm.profiler.tracing.tracer import StepOptions
 
 FILE = "new/timm_infer_2026_eager_and_compiled.csv.gz"
@@ -61,7 +61,7 @@ def inference_kernels(
     def profile(is_compiled: bool) -> KernelProfile:
         table = traced_phase(name, size, phase, AMP)[1]
         if is_compiled:
-            table = compiled_phase(name, size, phase, AMP, table)[1]
+            table = compiled_kernels(name, size, phase, AMP, table)
         return KernelProfile(
             train=table, infer=table, parameter_tensors=0, parameters=0,
             precision=AMP.precision, memory_format=AMP.memory_format,

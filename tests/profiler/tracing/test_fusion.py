@@ -8,7 +8,7 @@ from torch import nn
 
 from trappm.profiler.records import MemoryFormat, Phase, Precision
 from trappm.profiler.simulation.kernel_profile import KernelKind, Pass, Size
-from trappm.profiler.static_profile import compiled_phase, traced_phase
+from trappm.profiler.static_profile import compiled_kernels, traced_phase
 from trappm.profiler.tracing.fusion import prefers_channels_last
 from trappm.profiler.tracing.tracer import StepOptions
 
@@ -19,7 +19,7 @@ IMAGES = BATCH * 16 * SIZE * SIZE * 4
 
 def kernels(model, phase=Phase.INFER, **options):
     how = StepOptions(**options)
-    return compiled_phase(model, SIZE, phase, how, traced_phase(model, SIZE, phase, how)[1])[1]
+    return compiled_kernels(model, SIZE, phase, how, traced_phase(model, SIZE, phase, how)[1])
 
 
 def of_kind(table, *kinds):

@@ -35,9 +35,10 @@ def test_compiled_inference_has_a_step_time_of_its_own():
     assert low < compiled.step_time_ms < high
     assert high / low > eager.intervals["step_time_ms"][1] / eager.intervals["step_time_ms"][0]
     assert compiled.samples_per_s == pytest.approx(64_000 / compiled.step_time_ms)
-    assert compiled.memory_mib < eager.memory_mib
+    assert compiled.memory_mib == eager.memory_mib
+    assert compiled.intervals["memory_mib"][1] == eager.intervals["memory_mib"][1]
     assert compiled.verdict == "fits"
-    assert compiled.largest_batch > eager.largest_batch
+    assert compiled.largest_batch == eager.largest_batch
     larger = ask(execution="compile", batch_size=2 * compiled.largest_batch)
     assert larger.out_of_memory > 0.5
     assert quantity("step_time_ms", eager.step_time_ms) in compiled.remarks[0]
@@ -51,13 +52,13 @@ def test_compiled_training_has_a_time_and_memory_with_wider_intervals():
     for name in ("step_time_ms", "memory_mib"):
         value, (low, high) = getattr(answer, name), answer.intervals[name]
         assert low < value < high
-        assert value < getattr(eager, name)
+        assert value <= getattr(eager, name)
         assert high / low > eager.intervals[name][1] / eager.intervals[name][0]
     inference = ask(execution="compile").intervals["step_time_ms"]
     low, high = answer.intervals["step_time_ms"]
     assert high / low > inference[1] / inference[0]  # no compiled training step was fitted
     assert any("no compiled training step" in remark for remark in answer.remarks)
-    assert any("simulated from the fused kernels" in remark for remark in answer.remarks)
+    assert any("Memory is that of the eager step" in remark for remark in answer.remarks)
 
 
 def test_a_compiled_step_that_is_too_large_does_not_fit():

@@ -139,7 +139,7 @@ def subject_of(
     return Module(model, example_input, targets, loss)
 
 
-COMPILED = "compile-3"
+COMPILED = "compile-4"
 """Key of cached compiled steps; its number increases when the tracing of them changes."""
 _OTHER = "only PyTorch and ONNX are traced; export it to ONNX and give the file"
 _FOREIGN = {
