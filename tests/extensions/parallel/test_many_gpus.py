@@ -101,10 +101,3 @@ def test_single_gpu_equals_predict():
     assert shared.step_time_ms == pytest.approx(alone.step_time_ms)
     assert shared.memory_mib == pytest.approx(alone.memory_mib)
     assert shared.speedup == pytest.approx(1.0)
-
-
-def test_unreadable_store_is_reported_and_typical_links_are_used(tmp_path, monkeypatch):
-    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path))
-    (tmp_path / "labels.db").write_bytes(b"no database" * 1000)
-    answer = predict_parallel("resnet18", batch_size=32, device="a100", gpus=8)
-    assert any("the label store is unreadable" in remark for remark in answer.remarks)
