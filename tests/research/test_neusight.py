@@ -55,13 +55,6 @@ def test_different_gpus_with_one_name_are_separate(tmp_path):
     assert [m.device for m in read] == ["a100-pcie-40gb", "a100-pcie-80gb"]
 
 
-def test_importing_twice_records_once(store, tmp_path):
-    path = table(tmp_path, *ROWS)
-    assert store.kernels.record_many(read_neusight(path)) == len(ROWS)
-    assert store.kernels.record_many(read_neusight(path)) == 0
-    assert store.kernels.devices() == {"a100-pcie-80gb": 1, "t4": 3, "v100-pcie-32gb": 2}
-
-
 @pytest.mark.parametrize(
     ("row", "why"),
     [
