@@ -42,9 +42,7 @@ def import_sheet(store: Store, path: Path, source: str) -> ImportReport:
 
 def import_(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Published sheet.")],
-    source: Annotated[
-        str, typer.Option(help=f"Publication: {', '.join(SOURCES)}.")
-    ],
+    source: Annotated[str, typer.Option(help=f"Publication: {', '.join(SOURCES)}.")],
     as_json: AsJson = False,
 ) -> None:
     """Import a published sheet into the label store; one unreadable row refuses the whole file."""
