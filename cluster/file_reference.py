@@ -15,7 +15,6 @@ SECTIONS = {
     "rounds": "Rounds",
     "stop": "StopRules",
     "canary": "CanaryPlan",
-    "characterise": "Characterisation",
     "protocol": "Protocol",
     "pool.groups": "PoolGroup",
 }
@@ -32,8 +31,7 @@ These are all keys of a campaign file. `trappm campaign validate FILE` checks a 
 def json_schema() -> dict[str, Any]:
     """Return the JSON schema of a campaign file."""
     schema = CampaignSpec.model_json_schema()
-    for key in ("canary", "characterise"):
-        schema["properties"][key]["anyOf"].append({"const": False})
+    schema["properties"]["canary"]["anyOf"].append({"const": False})
     return schema
 
 

@@ -102,17 +102,6 @@ class Rounds(Share):
     """Number of rounds."""
 
 
-class Characterisation(_Part):
-    """Timing of single kernels on a device before its first measurement."""
-
-    seconds: float = Field(default=60.0, gt=0, le=3600)
-    """Seconds for all kernels of a device."""
-    again_after_days: float = Field(default=30.0, gt=0)
-    """Days after which the kernels of a device and software stack are timed again."""
-    cpus: bool = False
-    """True if CPU devices are characterised too."""
-
-
 class CampaignBudget(BaseModel):
     """Part of a campaign file: how much is measured where, and what ends the campaign early.
 
@@ -183,8 +172,6 @@ class CampaignSpec(CampaignBudget):
     """Number of attempts at a configuration before it is given up."""
     canary: CanaryPlan | None = Field(default_factory=CanaryPlan)
     """Repeated reference measurement that detects drift; `false` or `null`: none."""
-    characterise: Characterisation | None = Field(default_factory=Characterisation)
-    """Kernel measurements before the first label; `false` or `null`: none."""
     pool: Annotated[Named | Annotated[PoolSpec, Tag("<own>")], Discriminator(_tag)]
     """Name of a built pool, or `groups` of architectures."""
 
@@ -195,7 +182,7 @@ class CampaignSpec(CampaignBudget):
             raise ValueError("give the name of a built pool (pool: NAME) or groups, not both")
         return pool
 
-    @field_validator("canary", "characterise", mode="before")
+    @field_validator("canary", mode="before")
     @classmethod
     def _without(cls, given: object) -> object:
         return None if given is False else given

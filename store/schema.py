@@ -9,7 +9,6 @@
     measurements <- labels <- assignment_labels          accepted results, for training
     canaries                                             repeated readings of one step
     campaigns <- events                                  log
-    devices <- kernel_measurements -> kernel_conditions  timed kernels
 
 Times, JSON, enumerations and large numbers are stored in the same way on both back ends. Names of
 columns carry units. A change here needs another SCHEMA.
@@ -429,57 +428,9 @@ class EventRow(Base):
     message: Mapped[dict[str, Any]]
 
 
-class KernelConditionsRow(Base):
-    """Protocol and environment that the kernels of a run share."""
-
-    __tablename__ = "kernel_conditions"
-
-    content_hash: Mapped[str] = mapped_column(String(64), primary_key=True)
-    protocol: Mapped[dict[str, Any]]
-    environment: Mapped[dict[str, Any]]
-
-
-class KernelMeasurementRow(Base):
-    """A `profiler.kernels.kernel_call.KernelMeasurement`."""
-
-    __tablename__ = "kernel_measurements"
-
-    id: Mapped[int] = mapped_column(BIG, primary_key=True)
-    attempt_key: Mapped[str] = mapped_column(String(64), unique=True)
-    device_id: Mapped[int] = mapped_column(ForeignKey("devices.id"))
-    conditions_hash: Mapped[str] = mapped_column(
-        ForeignKey("kernel_conditions.content_hash"), index=True
-    )
-    call: Mapped[str] = mapped_column(String(300), index=True)
-    """Text of its `KernelCall`: operator, named sizes, data type and so on."""
-    operator: Mapped[str] = mapped_column(String(32))
-    provenance: Mapped[Provenance]
-    outcome: Mapped[Outcome]
-    failed_in: Mapped[str | None] = mapped_column(String(16))
-    message: Mapped[str | None] = mapped_column(Text)
-    started_at: Mapped[str] = mapped_column(UtcTime)
-    duration_s: Mapped[float]
-    samples_ms: Mapped[bytes] = mapped_column(LargeBinary)
-    """Little-endian float32."""
-    time_ms: Mapped[float | None]
-    iqr_ms: Mapped[float | None]
-    power_w: Mapped[float | None]
-    energy_j: Mapped[float | None]
-    missing: Mapped[dict[str, Any]]
-    facts: Mapped[dict[str, Any]]
-
-    __table_args__ = (
-        *positive("time_ms", "power_w", "energy_j"),
-        CheckConstraint("iqr_ms >= 0", name="iqr_ms"),
-        CheckConstraint("duration_s >= 0", name="duration_s"),
-        CheckConstraint("outcome <> 'ok' OR time_ms IS NOT NULL", name="ok_has_a_time"),
-        Index(None, "device_id", "operator", "outcome"),
-    )
-
-
 METADATA = Base.metadata
 
-SCHEMA = "0016"
+SCHEMA = "0017"
 """Version of this schema."""
 VERSION_TABLE = Table(
     "alembic_version", METADATA, Column("version_num", String(32), primary_key=True)

@@ -18,7 +18,6 @@ from trappm.store.engine import (
     has_tables,
     make_engine,
 )
-from trappm.store.kernel_measurements import Kernels
 from trappm.store.labels import Labels
 from trappm.store.measurements import Canaries, Measurements
 from trappm.store.owners import Owners, owner_guard
@@ -49,7 +48,6 @@ class Store:
         self.measurements = Measurements(database)
         self.labels = Labels(database)
         self.canaries = Canaries(database)
-        self.kernels = Kernels(database)
 
     @classmethod
     def open(cls, url: str, patience: Patience | None = None) -> Self:

@@ -39,9 +39,8 @@ from trappm.cluster.ray_runtime import (
     placement,
     room_for,
 )
-from trappm.cluster.scheduler.messages import Finished, KernelRun, Task, Worker
-from trappm.profiler.errors import DeviceError, TrappmError, one_line
-from trappm.profiler.kernels.kernel_call import KernelMeasurement
+from trappm.cluster.scheduler.messages import Finished, Task, Worker
+from trappm.profiler.errors import DeviceError, one_line
 from trappm.profiler.records import Configuration, Measurement, Pair, is_cpu_device
 from trappm.profiler.records import Protocol as MeasuringProtocol
 
@@ -52,9 +51,6 @@ RECRUIT_S = 1.0
 
 SILENT_S = 180.0
 """Seconds beyond a task's own time limit after which its profiler counts as hung."""
-
-KERNELS_FACTOR = 3.0
-"""A run of kernels may take this many times the seconds that it is given."""
 
 RELEASE_S = 10.0
 """Seconds without work after which idle GPUs of a kind are given back."""
@@ -119,16 +115,6 @@ class ProfilerActor:
         except Exception as error:  # a library that is missing or broken there, too
             return facts | {"refusal": f"host {platform.node()}: {one_line(error)}"}
         return facts | {"fingerprint": stack_fingerprint(environment)}
-
-    def characterise(self, seconds: float) -> tuple[list[KernelMeasurement], str | None]:
-        """Time the device's kernels; return them, and the reason if there are none."""
-        from trappm.profiler.kernels.characterising import Characteriser
-
-        try:
-            with Characteriser() as characteriser:
-                return characteriser.characterise(self._device, seconds=seconds), None
-        except TrappmError as error:
-            return [], str(error)
 
     def measure(
         self, configuration: Configuration, protocol: MeasuringProtocol, attempt_key: str
@@ -423,13 +409,9 @@ class ProfilerPool:
             self._not_begun.append(Finished(worker, task, None, "the profiler was gone already"))
             return
         actor = self._profilers[worker.name].actor
-        if isinstance(task, KernelRun):
-            reference = actor.characterise.remote(task.seconds)
-            limit_s = KERNELS_FACTOR * task.seconds
-        else:
-            reference = actor.measure.remote(task.configuration, protocol, task.attempt_key)
-            limit_s = protocol.timeout_s
-        self._running[reference] = (worker, task, time.monotonic() + limit_s + SILENT_S)
+        reference = actor.measure.remote(task.configuration, protocol, task.attempt_key)
+        limit = time.monotonic() + protocol.timeout_s + SILENT_S
+        self._running[reference] = (worker, task, limit)
 
     def running(self) -> Sequence[tuple[Worker, Task]]:
         return [(worker, task) for worker, task, _ in self._running.values()]
@@ -474,9 +456,6 @@ class ProfilerPool:
     def _collect(self, reference: Any) -> Finished:
         worker, task, _ = self._running.pop(reference)
         try:
-            if isinstance(task, KernelRun):
-                kernels, why = ray.get(reference)
-                return Finished(worker, task, None, why, kernels)
             return Finished(worker, task, ray.get(reference))
         except RayTaskError as error:
             return Finished(worker, task, None, f"the profiler failed: {error.cause}")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -20,7 +20,6 @@ from trappm.cluster.spec import CampaignBudget, CampaignSpec, runs_nothing
 from trappm.learner.workload import CompiledPair, TrainingLabel
 from trappm.profiler.devices.catalogue import card_name
 from trappm.profiler.host.environment import stack_difference
-from trappm.profiler.kernels.kernel_call import KernelMeasurement
 from trappm.profiler.records import METRICS, Execution, Provenance, is_cpu_device
 from trappm.store import AssignmentState, CampaignRecord, Store
 from trappm.store.records import Role
@@ -127,8 +126,6 @@ class TrainingLabels:
 
     labels: Sequence[TrainingLabel]
     left_out: Sequence[LeftOut]
-    kernels: Mapping[str, Sequence[KernelMeasurement]]
-    """Kernels by device that were timed under the stack of its labels."""
 
 
 def training_labels(store: Store, campaign_id: str) -> TrainingLabels:
@@ -169,8 +166,7 @@ def training_labels(store: Store, campaign_id: str) -> TrainingLabels:
         for label in everything
         if label.fingerprint == most[label.device]
     ]
-    kernels = {device: _kernels(store, device, most[device]) for device in most}
-    return TrainingLabels(labels, tuple(left_out), kernels)
+    return TrainingLabels(labels, tuple(left_out))
 
 
 def compiled_pairs(store: Store, campaign_id: str) -> list[CompiledPair]:
@@ -205,11 +201,3 @@ def unfit_to_publish(labels: Iterable[TrainingLabel]) -> str | None:
     if not unfit:
         return None
     return f"the labels of {', '.join(sorted(unfit))} come from no device that was measured here"
-
-
-def _kernels(store: Store, device: str, stack: str) -> Sequence[KernelMeasurement]:
-    """Return the last good attempt of each kernel of a device under a stack."""
-    environment = store.measurements.device_environments(device)[stack]
-    same = [x for x in store.kernels.newest(device) if x.is_of(stack, environment)]
-    latest = max(same, key=lambda known: known.timed_at, default=None)
-    return () if latest is None else store.kernels.latest(device, latest.fingerprint)

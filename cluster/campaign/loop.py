@@ -44,7 +44,7 @@ from trappm.cluster.campaign.progress import (
 )
 from trappm.cluster.profiles import StepCache, StepKey, TracedStep
 from trappm.cluster.scheduler import messages
-from trappm.cluster.scheduler.messages import Choice, Finished, KernelRun
+from trappm.cluster.scheduler.messages import Choice, Finished
 from trappm.cluster.scheduler.stop_rules import Stop, StopRules, deadline_passed, target_reached
 from trappm.cluster.scheduler.training_report import LeftOut, Spent, TrainingReport
 from trappm.cluster.spec import CampaignSpec, runs_nothing
@@ -129,7 +129,7 @@ class Campaign:
         self._rule_holds = False
         self._job: _LearnerJob | None = None
         self._planner = Planner(self.store, self.id, self.spec)
-        self._checks = HostChecks(self.store, self.id, self.spec.canary, self.spec.characterise)
+        self._checks = HostChecks(self.store, self.id, self.spec.canary)
         self._report = TrainingReport()
         self._left_out: Sequence[LeftOut] = ()
         self._adopted: set[tuple[str, str]] = set()
@@ -514,7 +514,6 @@ class Campaign:
     def _wanted(self, entry: Finished) -> Wanted:
         """Return the measurement that a worker had to take."""
         task, worker = entry.task, entry.worker
-        assert not isinstance(task, KernelRun)  # noqa: S101  (it is no single measurement)
         key = task.attempt_key
         return Wanted(task.configuration, worker.device, self.protocol, key, worker.fingerprint)
 
@@ -535,9 +534,9 @@ class Campaign:
             self._checks.take_outcome(worker, measurement)
         if worker in self._checks.stopped:
             self.workers.set_aside(worker)
-        if finished.is_lost:
+        if measurement is None:
             yield messages.Lost(worker, str(finished.loss))
-        elif measurement is None or not isinstance(task, Assignment):
+        elif not isinstance(task, Assignment):
             yield messages.DeviceChecked(worker)
         else:
             self.ended[task.device] += is_final(measurement.outcome)
@@ -605,7 +604,7 @@ class Campaign:
         self._left_out = known.left_out
         stage = None if self._machine.workers.at_work else "learning"
         self._tell(stage)
-        self.learner.begin("fit", known.labels, known.kernels)
+        self.learner.begin("fit", known.labels)
         self._job = _LearnerJob(partial(self._learned, initial_ended=initial_ended), stage)
 
     def _learned(self, report: TrainingReport, initial_ended: bool) -> None:

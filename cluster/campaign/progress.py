@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from trappm.cluster.scheduler.messages import AwaitQuiet, KernelRun, Task
+from trappm.cluster.scheduler.messages import AwaitQuiet, Task
 from trappm.cluster.scheduler.state_machine import Machine
 from trappm.cluster.scheduler.training_report import TrainingReport
 from trappm.cluster.spec import CampaignSpec
@@ -91,6 +91,4 @@ def round_line(number: int, report: TrainingReport) -> str:
 
 def task_line(task: Task) -> str:
     """Return a few words for what a worker does."""
-    if isinstance(task, KernelRun):
-        return f"its kernels, for up to {task.seconds:.0f} s"
     return str(task.configuration)

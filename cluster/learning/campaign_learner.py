@@ -33,8 +33,8 @@ from trappm.learner.heads.predictions import DeviceHeads, Predictions, TrainedHe
 from trappm.learner.paper.encoder import Encoder, make_encoder
 from trappm.learner.paper.presets import preset_named
 from trappm.learner.physics.device_specs import CPU, known_spec
-from trappm.learner.physics.devices.joint_fit import Distribution, Evidence
-from trappm.learner.physics.devices.known_devices import known_devices, measured_evidence
+from trappm.learner.physics.devices.joint_fit import Distribution
+from trappm.learner.physics.devices.known_devices import known_devices
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.snapshots.compiled_ratios import compiled_ratios
 from trappm.learner.snapshots.registry import LATEST, Registry
@@ -51,7 +51,6 @@ from trappm.learner.workload import (
     targets_of,
 )
 from trappm.profiler.devices.catalogue import USABLE_SHARE
-from trappm.profiler.kernels.kernel_call import KernelMeasurement
 from trappm.profiler.models.families import family_of
 from trappm.profiler.records import (
     METRICS,
@@ -180,7 +179,6 @@ class CampaignLearner:
         self._labels: Sequence[TrainingLabel] = ()
         self._training_labels: Sequence[TrainingLabel] = ()
         self._cards: Mapping[str, str] = {}
-        self._kernels: Mapping[str, Sequence[KernelMeasurement]] = {}
 
     def progress(self) -> tuple[int, int]:
         """Return parts done and parts in all of the current call; another thread may ask."""
@@ -207,20 +205,14 @@ class CampaignLearner:
         """Embeddings of the pool in its order, shape (n, width)."""
         return self._pool.embeddings
 
-    def fit(
-        self,
-        labels: Sequence[TrainingLabel],
-        kernels: Mapping[str, Sequence[KernelMeasurement]] | None = None,
-    ) -> TrainingReport:
+    def fit(self, labels: Sequence[TrainingLabel]) -> TrainingReport:
         """Train the source's heads, then the other devices' heads from the source's weights.
 
         Heads that started from the source's are compared with heads from scratch.
 
         Args:
             labels: Labels of all devices; a run out of memory is a lower bound of its memory.
-            kernels: Kernel measurements by device, from which step-time priors start.
         """
-        self._kernels = kernels or {}
         labels = [
             label
             for label in labels
@@ -469,17 +461,13 @@ class CampaignLearner:
     ) -> DeviceHeads:
         at = self._pool.rows_of(labels)
         card = self._cards[labels[0].device]
-        workloads, spec = self._pool.workloads(card), known_spec(card)
-        evidence: list[Evidence] = []
-        if spec not in (None, CPU):
-            evidence = measured_evidence(spec, self._kernels.get(labels[0].device, ()))
+        workloads = self._pool.workloads(card)
         return train_heads(
             [workloads[i] for i in at],
             targets_of(labels),
             above=bounds_of(labels),
             errors=errors_of(labels),
-            spec=spec,
-            evidence=evidence,
+            spec=known_spec(card),
             groups=[self._pool.groups[i] for i in at],
             preset=self._preset.head,
             generator=self._generator(1),

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trappm.cluster.scheduler.stop_rules import Stop
-from trappm.profiler.kernels.kernel_call import KernelMeasurement
 from trappm.profiler.records import Configuration, Measurement, Outcome
 from trappm.store.records import Assignment
 
@@ -78,7 +77,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class DeviceChecked:
-    """A canary or a run of kernels came back."""
+    """A canary came back."""
 
     worker: Worker
 
@@ -133,7 +132,7 @@ class Measure:
 
 @dataclass(frozen=True)
 class CheckDevice:
-    """Start the check that is due on a worker: the canary, or its device's kernels."""
+    """Start the canary that is due on a worker."""
 
     worker: Worker
 
@@ -217,16 +216,8 @@ class CanaryCheck:
     attempt_key: str = field(default_factory=lambda: uuid.uuid4().hex)
 
 
-@dataclass(frozen=True)
-class KernelRun:
-    """Timing of a device's kernels."""
-
-    seconds: float
-    """Seconds for all of them."""
-
-
-Task = Assignment | CanaryCheck | KernelRun
-"""Task of a worker; the first two have a configuration and an attempt key."""
+Task = Assignment | CanaryCheck
+"""Task of a worker; each has a configuration and an attempt key."""
 
 
 @dataclass(frozen=True)
@@ -238,13 +229,11 @@ class Finished:
     measurement: Measurement | None
     loss: str | None = None
     """Reason why there is no measurement."""
-    kernels: Sequence[KernelMeasurement] | None = None
-    """Kernels of a `KernelRun`, none if it failed; None if its worker was lost."""
 
     @property
     def is_lost(self) -> bool:
         """Return whether the worker is gone."""
-        return self.measurement is None and self.kernels is None
+        return self.measurement is None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -51,7 +51,6 @@ from trappm.profiler.records import METRICS, OnProgress
 
 if TYPE_CHECKING:
     from trappm.learner.physics.device_specs import DeviceSpec
-    from trappm.learner.physics.devices.joint_fit import Evidence
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -227,7 +226,6 @@ def train_heads(
     above: Array | None = None,
     errors: Array | None = None,
     spec: DeviceSpec | None = None,
-    evidence: Sequence[Evidence] = (),
     init: DeviceHeads | None = None,
     on_progress: OnProgress = lambda done, total: None,
 ) -> DeviceHeads:
@@ -243,7 +241,6 @@ def train_heads(
             them, nor `errors`.
         errors: Relative standard errors of the targets (n, metrics).
         spec: Specification of the device; without one, kernels predict no step time.
-        evidence: Single kernels of the device.
         init: Heads of another device, near which constants are refitted (TraPPM, Table V).
         on_progress: Called with the number of finished metrics, or of a network's steps.
 
@@ -269,7 +266,7 @@ def train_heads(
         values, limits = targets[:, at], bounds[:, at]
         rows = np.flatnonzero(~(np.isnan(values) & np.isnan(limits)))
         traced = np.array([workloads[i].kernels is not None for i in rows.tolist()])
-        prior = _prior(metric, spec, evidence, heads, kernels=2 * traced.sum() >= len(rows))
+        prior = _prior(metric, spec, heads, kernels=2 * traced.sum() >= len(rows))
         if isinstance(prior, _NEED_KERNELS):
             rows = rows[traced]
         own = Targets(
@@ -296,7 +293,6 @@ def train_heads(
 def _prior(
     metric: str,
     spec: DeviceSpec | None,
-    evidence: Sequence[Evidence],
     heads: Mapping[str, Head[Prior]],
     *,
     kernels: bool,
@@ -306,19 +302,13 @@ def _prior(
     Args:
         metric: Column of the metric.
         spec: Specification of the device, if known.
-        evidence: Kernels of the device alone.
         heads: Heads of the metrics that were trained before.
         kernels: Whether to use the labels' kernels.
     """
     times = heads.get("step_time_ms")
     if metric == "power_w" and kernels and times and isinstance(times.prior, StepTimePrior):
         return PowerPrior.with_times(times.prior)
-    prior = starting_prior(metric, spec, kernels=kernels)
-    if evidence and isinstance(prior, StepTimePrior):
-        from trappm.learner.physics.devices.known_devices import known_devices
-
-        return StepTimePrior.like_others(prior.spec, known_devices(), evidence)
-    return prior
+    return starting_prior(metric, spec, kernels=kernels)
 
 
 def _kind_of(prior: Prior) -> str:

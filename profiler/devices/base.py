@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from trappm.profiler.errors import InputError
 from trappm.profiler.extensions import extension_modules
 from trappm.profiler.records import Configuration, Protocol, Provenance
 from trappm.profiler.steps.meter import Findings, StepMeter
@@ -100,17 +99,6 @@ class Device(ABC):
         """Return whether an unexplained error is probably due to missing memory."""
         return False
 
-    def for_kernels(self) -> StepDevice:
-        """Return the device whose kernels are timed.
-
-        Raises:
-            InputError: The device runs no kernels.
-        """
-        raise InputError(
-            f"{self.key} has no kernels of its own to be timed; name one GPU, cores, or several "
-            "ranks"
-        )
-
     @abstractmethod
     def measure(
         self, configuration: Configuration, protocol: Protocol, enter: Callable[[str], None]
@@ -130,9 +118,6 @@ class Device(ABC):
 
 class StepDevice(Device, StepMeter):
     """A device that runs real steps, by the protocol of `profiler.steps.step`."""
-
-    def for_kernels(self) -> StepDevice:
-        return self
 
     def measure(
         self, configuration: Configuration, protocol: Protocol, enter: Callable[[str], None]

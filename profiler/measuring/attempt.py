@@ -11,7 +11,6 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from trappm.profiler.errors import InputError, TrappmError, UnsupportedModelErro
 from trappm.profiler.host.environment import run_facts
 from trappm.profiler.records import Configuration, Execution, Measurement, Outcome, Protocol
 from trappm.profiler.steps.compiling import use_empty_cache
-from trappm.profiler.steps.meter import ExplainedError
 from trappm.profiler.steps.sampling import judge
 
 WORKER = "worker"
@@ -195,9 +193,6 @@ _held: list[object] = []
 
 def explain(error: BaseException, device: Device, phase: str) -> Findings:
     """Classify a failure: of the configuration, of memory, or of the worker."""
-    if isinstance(error, ExplainedError):
-        of_process = error.findings.failed_in
-        return replace(error.findings, failed_in=WORKER if of_process == WORKER else phase)
     lines = str(error).strip().splitlines()
     message = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
     text = f"{message} {error}"

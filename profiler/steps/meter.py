@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trappm.profiler.errors import TrappmError
 from trappm.profiler.records import Configuration, Outcome, Protocol, Provenance, StepSummary
 
 if TYPE_CHECKING:
@@ -39,14 +38,6 @@ class Findings:
     environment: Mapping[str, Any] = field(default_factory=dict)
     """Facts of this run, in addition to those of the device."""
     provenance: Provenance = Provenance.MEASURED
-
-
-class ExplainedError(TrappmError):
-    """A failure that the process in which it happened has classified."""
-
-    def __init__(self, findings: Findings) -> None:
-        super().__init__(findings.message or f"it ended as {findings.outcome}")
-        self.findings = findings
 
 
 @dataclass(frozen=True, kw_only=True)

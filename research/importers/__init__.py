@@ -12,9 +12,8 @@ from typing import Annotated
 import typer
 
 from research.importers import gpumemnet, node_steps, timm_results
-from research.importers.neusight import read_neusight
 from trappm.cli.labels import print_import
-from trappm.cli.options import AsJson, print_json
+from trappm.cli.options import AsJson
 from trappm.profiler.errors import InputError
 from trappm.store import Home, Store
 from trappm.store.files import ImportReport, checked_size, record_verdicts
@@ -43,20 +42,10 @@ def import_sheet(store: Store, path: Path, source: str) -> ImportReport:
 
 def import_(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Published sheet.")],
-    source: Annotated[
-        str, typer.Option(help=f"Publication: {', '.join(SOURCES)}, neusight (kernels).")
-    ],
+    source: Annotated[str, typer.Option(help=f"Publication: {', '.join(SOURCES)}.")],
     as_json: AsJson = False,
 ) -> None:
     """Import a published sheet into the label store; one unreadable row refuses the whole file."""
     checked_size(file)  # before a store is made
     with Store.open(Home.open().database_url) as store:
-        if source != "neusight":
-            print_import(import_sheet(store, file, source), as_json)
-            return
-        kernels = list(read_neusight(file))
-        new = store.kernels.record_many(kernels)
-    if as_json:
-        print_json({"file": str(file), "source": source, "rows": len(kernels), "new": new})
-    else:
-        typer.echo(f"{file.name}: {len(kernels):,} kernels, {new:,} of them new")
+        print_import(import_sheet(store, file, source), as_json)

@@ -7,20 +7,16 @@ between two CUDA events, so the launch is inside; convolutions were timed with c
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator, Mapping
-from functools import lru_cache
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from research.importers.sheets import UNTOLD, UNTOLD_TIME, Cells, number_in, read_rows, whole_in
+from research.importers.sheets import Cells, number_in, read_rows, whole_in
+from research.priors.kernel_calls import KernelCall, Operator
 from trappm.profiler.devices.catalogue import read_name
 from trappm.profiler.errors import InputError
-from trappm.profiler.kernels.kernel_call import KernelCall, KernelMeasurement, Operator
-from trappm.profiler.records import Outcome, Protocol, Provenance
 
 SOURCE = "NeuSight, published kernels"
-PROTOCOL = Protocol(name="neusight", warmup_steps=0, min_steps=25, max_steps=25)
 _LONGEST_MS, _LARGEST_SIZE = 1e6, 1e10
 COLUMNS = frozenset(
     ("op", "device", "latency_ms", "b", "m", "n", "k", "h", "c_in", "c_out", "kernel_size",
@@ -54,53 +50,32 @@ _OPERATORS = {
     "ln": Operator.LAYER_NORM,
     "softmax": Operator.SOFTMAX,
 }
-_MISSING = dict.fromkeys(("power_w", "energy_j"), UNTOLD)
 
 
-def read_neusight(path: Path) -> Iterator[KernelMeasurement]:
+class TimedKernel(NamedTuple):
+    """A row of a NeuSight table."""
+
+    device: str
+    """`a100-pcie-40gb` for A100-PCIE-40GB: cards of one name differ by memory and socket."""
+    call: KernelCall
+    time_ms: float
+
+
+def read_neusight(path: Path) -> Iterator[TimedKernel]:
     """Yield the kernels of a NeuSight CSV file, which may be compressed with gzip.
 
     Raises:
         InputError: The file is not such a table, or a row cannot be read; with its number.
     """
-    return read_rows(path, COLUMNS, _measurement, "table")
+    return read_rows(path, COLUMNS, _timed_kernel, "table")
 
 
-def _measurement(row: Cells) -> KernelMeasurement:
+def _timed_kernel(row: Cells) -> TimedKernel:
     name = row["device"]
     if not 1 <= len(name) <= 64 or not name.isascii() or not name.isprintable():
         raise InputError(f"device is {name[:60]!r}; it must be the name of a card")
-    call, time_ms = _call(row), number_in(row, "latency_ms", _LONGEST_MS)
-    identity = f"{name} {call.text} {time_ms} {row.get('rep')}"
-    return KernelMeasurement(
-        call=call,
-        device=_environment(name)["device"],
-        outcome=Outcome.OK,
-        protocol=PROTOCOL,
-        started_at=UNTOLD_TIME,
-        duration_s=0.0,
-        attempt_key=hashlib.sha256(f"neusight {identity}".encode()).hexdigest()[:32],
-        provenance=Provenance.IMPORTED,
-        time_ms=time_ms,
-        missing=_MISSING,
-        environment=_environment(name),
-    )
-
-
-@lru_cache(maxsize=64)
-def _environment(name: str) -> Mapping[str, Any]:
-    """Return the environment of a card by its name; one object for all of its rows."""
-    return {
-        # `a100-pcie-40gb` for A100-PCIE-40GB: cards of one name differ by memory and socket.
-        "device": "-".join(str(read_name(name)).split()),
-        "device_name": name,
-        "torch": "2.1.0",
-        "cuda": "12.1",
-        "cudnn": "8.9.2",
-        "tf32": "not used",
-        "cudnn_benchmark": True,
-        "source": SOURCE,
-    }
+    time_ms = number_in(row, "latency_ms", _LONGEST_MS)
+    return TimedKernel("-".join(str(read_name(name)).split()), _call(row), time_ms)
 
 
 def _call(row: Cells) -> KernelCall:

@@ -12,11 +12,10 @@ import numpy as np
 
 from research.evaluation.label_files import read_labels
 from research.importers.neusight import read_neusight
+from research.priors.kernel_calls import KernelCall, kernel_evidence
 from trappm.learner.physics.device_specs import spec_of
 from trappm.learner.physics.devices.joint_fit import Evidence
-from trappm.learner.physics.devices.known_devices import kernel_evidence
 from trappm.profiler.errors import InputError, one_line
-from trappm.profiler.kernels.kernel_call import KernelCall
 from trappm.profiler.records import Measurement, Outcome, Phase
 from trappm.store.files import read_file
 
@@ -143,7 +142,7 @@ def neusight_kernels(path: Path, card: str) -> Evidence:
     """
     times_ms: dict[str, list[tuple[KernelCall, float]]] = defaultdict(list)
     for row in read_neusight(path):
-        if row.device == card and row.time_ms is not None:
+        if row.device == card:
             times_ms[row.call.operator].append((row.call, row.time_ms))
     generator = np.random.default_rng(SEED)
     drawn = [

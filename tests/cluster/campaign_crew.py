@@ -18,7 +18,7 @@ import yaml
 from trappm.cluster.campaign.loop import Campaign
 from trappm.cluster.campaign.ownership import this_process
 from trappm.cluster.profiles import ProfiledGraph, StepCache, StepKey, TracedStep
-from trappm.cluster.scheduler.messages import CanaryCheck, Choice, Finished, KernelRun, Worker
+from trappm.cluster.scheduler.messages import CanaryCheck, Choice, Finished, Worker
 from trappm.cluster.scheduler.training_report import TrainingReport
 from trappm.cluster.spec import CampaignSpec, parse_spec
 from trappm.profiler.host.environment import utc_now
@@ -86,7 +86,6 @@ class FakeWorkers:
         canary: Results of a worker's canaries: milliseconds, an outcome, or "lost".
         workers: Names and devices.
         devices: Devices with a worker each, which is named after it.
-        kernels: Results of a device's kernel runs: their measurements, or "lost".
         sick: Workers that cannot measure anything from a start on, by name; each is on a host of
             its own.
         duplicates: Architectures by the names of others with the same layers.
@@ -100,7 +99,6 @@ class FakeWorkers:
         poison=None,
         canary=None,
         workers=(),
-        kernels=None,
         duplicates=None,
         sick=None,
         devices=("cpu-2t", "cpu-1t"),
@@ -116,7 +114,6 @@ class FakeWorkers:
         self._aside: set[str] = set()
         self.at = at
         self.duplicates = duplicates or {}
-        self.timed_kernels = {device: list(runs) for device, runs in (kernels or {}).items()}
         self.faults = dict(faults or {})
         self.poison = poison
         self.canary = {name: list(readings) for name, readings in (canary or {}).items()}
@@ -171,7 +168,7 @@ class FakeWorkers:
         self._running.append((worker, task))
         self.most_at_once = max(self.most_at_once, len(self._running))
         self._protocol = protocol
-        what = {CanaryCheck: "canary", KernelRun: "kernels"}.get(type(task), "label")
+        what = "canary" if isinstance(task, CanaryCheck) else "label"
         self.done.append((worker.name, what))
         if what != "label":
             return
@@ -184,9 +181,6 @@ class FakeWorkers:
     def wait(self, timeout_s):
         finished = []
         for worker, task in self._running:
-            if isinstance(task, KernelRun):
-                finished.append(self._timed(worker, task))
-                continue
             cost, fault = 10.0 * task.configuration.batch_size, None
             if isinstance(task, CanaryCheck):
                 left = self.canary.get(worker.name)
@@ -201,13 +195,6 @@ class FakeWorkers:
             finished.append(Finished(worker, task, measurement, "the profiler crashed"))
         self._running = []
         return finished
-
-    def _timed(self, worker, task):
-        runs = self.timed_kernels.get(worker.device)
-        results = runs.pop(0) if runs else []
-        if results == "lost":
-            return Finished(worker, task, None, "the profiler crashed")
-        return Finished(worker, task, None, None if results else "its GPU is gone", results)
 
     def _measure(self, worker, task, cost, fault):
         is_sick = len(self.starts) >= self.sick.get(worker.name, math.inf)
@@ -283,7 +270,7 @@ class FakeLearner:
     def set_pool(self, pool, steps):
         self.pool = {c.id: c for c, _ in pool}
 
-    def fit(self, labels, kernels):
+    def fit(self, labels):
         self.fits.append(Counter((x.device, x.role) for x in labels))
         self.train = {
             self.pool[x.configuration_id].architecture for x in labels if x.role == "train"

@@ -35,8 +35,8 @@ class Workers(campaign_crew.FakeWorkers):
 class Learner(CampaignLearner):
     """Remembers on what it was trained last."""
 
-    def fit(self, labels, kernels=()):
-        self.report = super().fit(labels, kernels)
+    def fit(self, labels):
+        self.report = super().fit(labels)
         return self.report
 
 

@@ -206,7 +206,7 @@ JSON_COMMANDS = (
     "generate hf:gpt2-tiny --prompt 8 --tokens 2",
     "devices",
     "devices v100",
-    "roofline v100 --model test_resnet",
+    "roofline test_resnet --device v100",
     "labels query --limit 2",
     "labels query --by family --agg median",
     "labels show 1",

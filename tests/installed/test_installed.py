@@ -132,6 +132,7 @@ PREDICTING = (
     "predict test_resnet --batch-size 4 --device a100",
     "compare test_resnet --device a100 --device v100",
     "predict test_resnet --device a100 --breakdown",
+    "roofline test_resnet --device a100",
     "devices",
     "devices a100",
     "snapshot show",
@@ -142,7 +143,6 @@ NEEDS_CAMPAIGN = (
     "labels query",
     "predict test_resnet --device cpu-2t --labels",
     "store upgrade --check",
-    "roofline a100",
 )
 
 

@@ -1,13 +1,12 @@
-"""NeuSight's tables as kernel measurements: what each row means, and rows that mean nothing."""
+"""NeuSight's tables of kernels: what each row means, and rows that mean nothing."""
 
 import gzip
 
 import pytest
 
-from research.importers.neusight import SOURCE, read_neusight
+from research.importers.neusight import read_neusight
+from research.priors.kernel_calls import KernelCall, Operator
 from trappm.profiler.errors import InputError
-from trappm.profiler.kernels.kernel_call import KernelCall
-from trappm.profiler.records import Outcome, Provenance
 
 HEAD = (
     "op,device,latency_ms,b,m,n,k,h,c_in,c_out,kernel_size,in_size,stride,padding,kernel,"
@@ -15,16 +14,20 @@ HEAD = (
 )
 ROWS = {
     "bmm,V100-PCIE-32GB,0.11,384,128.0,64.0,128.0,,,,,,,,volta_sgemm,1536,256,test,0":
-        "matmul batch=384 rows=128 depth=64 columns=128 fp32",
+        KernelCall.of(Operator.MATMUL, batch=384, rows=128, depth=64, columns=128),
     "linear,V100-PCIE-32GB,1.11,1,1024.0,2560.0,512.0,,,,,,,,volta_sgemm,320,128,test,0":
-        "linear batch=1 rows=1024 inputs=2560 outputs=512 fp32",
+        KernelCall.of(Operator.LINEAR, batch=1, rows=1024, inputs=2560, outputs=512),
     "conv,A100-PCIE-80GB,0.96,38,,,,,893.0,326.0,3.0,5.0,1.0,1.0,implicit,330,64,train,0":
-        "conv2d batch=38 inputs=893 outputs=326 height=5 window=3 stride=1 groups=1 fp32",
+        KernelCall.of(
+            Operator.CONV2D,
+            batch=38, inputs=893, outputs=326, height=5, window=3, stride=1, groups=1,
+        ),
     "ln,T4,0.8,32768,,,,1600.0,,,,,,,vectorized,1,1,test,0":
-        "layer-norm batch=32768 width=1600 fp32",
+        KernelCall.of(Operator.LAYER_NORM, batch=32768, width=1600),
     "addu,T4,0.8,32768,,,,1600.0,,,,,,,vectorized,1,1,test,0":
-        "add-scalar batch=32768 width=1600 fp32",
-    "pow,T4,0.8,8,,,,16.0,,,,,,,vectorized,1,1,test,0": "power batch=8 width=16 fp32",
+        KernelCall.of(Operator.ADD_SCALAR, batch=32768, width=1600),
+    "pow,T4,0.8,8,,,,16.0,,,,,,,vectorized,1,1,test,0":
+        KernelCall.of(Operator.POWER, batch=8, width=16),
 }  # fmt: skip
 
 
@@ -38,28 +41,14 @@ def table(tmp_path, *rows, head=HEAD, name="kernels.csv.gz"):
 @pytest.mark.parametrize("name", ["kernels.csv.gz", "kernels.csv"])
 def test_every_kind_of_row_becomes_a_call(tmp_path, name):
     read = [*read_neusight(table(tmp_path, *ROWS, name=name))]
-    assert [m.call for m in read] == [KernelCall.from_text(text) for text in ROWS.values()]
-    assert {m.provenance for m in read} == {Provenance.IMPORTED}
-    assert {m.outcome for m in read} == {Outcome.OK}
-    assert not any(m.call.tf32 for m in read)
-    first = read[0]
-    assert (first.device, first.time_ms) == ("v100-pcie-32gb", 0.11)
-    assert first.environment["source"] == SOURCE
-    assert first.environment["tf32"] == "not used"
-    assert first.missing["power_w"]
+    assert [row.call for row in read] == [*ROWS.values()]
+    assert (read[0].device, read[0].time_ms) == ("v100-pcie-32gb", 0.11)
 
 
 def test_different_gpus_with_one_name_are_separate(tmp_path):
     rows = [f"relu,A100-PCIE-{size}GB,0.8,8,,,,16,,,,,,,x,1,1,test,0" for size in (40, 80)]
     read = [*read_neusight(table(tmp_path, *rows))]
     assert [m.device for m in read] == ["a100-pcie-40gb", "a100-pcie-80gb"]
-
-
-def test_importing_twice_records_once(store, tmp_path):
-    path = table(tmp_path, *ROWS)
-    assert store.kernels.record_many(read_neusight(path)) == len(ROWS)
-    assert store.kernels.record_many(read_neusight(path)) == 0
-    assert store.kernels.devices() == {"a100-pcie-80gb": 1, "t4": 3, "v100-pcie-32gb": 2}
 
 
 @pytest.mark.parametrize(

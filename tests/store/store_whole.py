@@ -11,9 +11,7 @@ from store_samples import (
     template,
 )
 
-from trappm.profiler.kernels.kernel_call import KernelCall, KernelMeasurement, Operator
 from trappm.profiler.measuring.canary import CanaryReading
-from trappm.profiler.records import Outcome, Protocol
 from trappm.store.schema import CampaignRow
 
 
@@ -37,7 +35,6 @@ def fill(store):
     lease_next(store, campaign_id)
     store.campaigns.log_event(campaign_id, "note", {"message": "hello"})
     store.canaries.save(canary_reading(some[0]), campaign_id=campaign_id)
-    store.kernels.record([kernel("ok", time_ms=0.5, samples_ms=(0.5, 0.25)), kernel("error")])
     owned(store, campaign_id)
     with store.database.writing() as session:  # its owner lives for as long as any test takes
         session.get(CampaignRow, campaign_id).owner_seen_at = "2999-01-01T00:00:00+00:00"
@@ -51,22 +48,3 @@ def canary_reading(what=None):
         outcome="ok", step_time_ms=12.0, memory_mib=300.0, power_w=None, reference_ms=None,
         relative_drift=None, decision="ok", message=None,
     )  # fmt: skip
-
-
-def kernel(outcome="ok", *, batch=4, width=64, device=DEVICE, **further):
-    """What came of timing a softmax."""
-    return KernelMeasurement(
-        **{
-            "call": KernelCall.of(Operator.SOFTMAX, batch=batch, width=width),
-            "device": device,
-            "outcome": Outcome(outcome),
-            "protocol": Protocol(name="kernels", max_seconds=0.1),
-            "started_at": "2026-01-02T03:04:05+00:00",
-            "duration_s": 0.25,
-            "attempt_key": f"kernel {outcome} {batch} {width}",
-            "missing": {"power_w": "no meter", "energy_j": "no meter"},
-            "facts": {"lost_cpu_share": 0.0},
-            "environment": {"device": device, "device_name": "a CPU", "measuring_version": 2},
-            **further,
-        }
-    )

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from trappm.cli import options, shell
 from trappm.cli.options import AsJson, print_json
-from trappm.profiler.errors import SnapshotError
 from trappm.profiler.records import METRICS
 from trappm.terminal.tables import print_line
 
 if TYPE_CHECKING:
     from trappm.prediction.device_names import DeviceEvidence
-    from trappm.profiler.kernels.kernel_call import KernelMeasurement
-
-DETAILS: list[Callable[[str, Sequence[KernelMeasurement]], str | None]] = []
-"""Functions of extensions that describe a device by its timed kernels."""
 
 
 def devices(
@@ -35,47 +29,20 @@ def devices(
     snapshot: options.SnapshotName = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the devices that are predicted, or show the memory, evidence and kernels of some.
+    """List the devices that are predicted, or show the memory and evidence of some.
 
     Example: trappm devices v100 a100
     """
-    from trappm.prediction.device_names import DeviceEvidence
     from trappm.prediction.device_names import devices as evidence
 
-    if not names:
-        rows = evidence(snapshot)
-        if as_json:
-            print_json([asdict(row) for row in rows])
-        else:
-            _print_devices(rows)
-        return
-    shown = []
-    for name in names:
-        kernels = _kernels(name)
-        try:
-            [row] = evidence(snapshot, [name])
-        except SnapshotError:
-            if not kernels:
-                raise
-            row = DeviceEvidence(name, None, {})  # its kernels alone are known
-        shown.append((row, kernels or _kernels(row.device)))
+    rows = evidence(snapshot, names or None)
     if as_json:
-        print_json([{**asdict(row), "kernels": len(kernels)} for row, kernels in shown])
-        return
-    for row, kernels in shown:
-        details = [detail(row.device, kernels) for detail in DETAILS]
-        _print_device(row, len(kernels), [line for line in details if line is not None])
-
-
-def _kernels(key: str) -> list[KernelMeasurement]:
-    """Return the timed kernels of a device; none without the libraries of the label store."""
-    if find_spec("sqlalchemy") is None:
-        return []
-    from trappm.label_store import store_or_none_yet
-    from trappm.store import Home
-
-    with store_or_none_yet(Home.find()) as store:
-        return store.kernels.latest(key) if key in store.kernels.devices() else []
+        print_json([asdict(row) for row in rows])
+    elif names:
+        for row in rows:
+            _print_device(row)
+    else:
+        _print_devices(rows)
 
 
 _NAMES = {"train": "training", "infer": "inference"}
@@ -95,14 +62,11 @@ def _print_devices(rows: Sequence[DeviceEvidence]) -> None:
     )
 
 
-def _print_device(row: DeviceEvidence, kernel_count: int, details: Sequence[str]) -> None:
-    """Print the evidence of one device, the number of its timed kernels, and details."""
+def _print_device(row: DeviceEvidence) -> None:
+    """Print the evidence of one device."""
     print_line(_device(row), style="bold")
     for phase, by_metric in row.evidence.items():
         print_line(f"  {_NAMES[phase]}: {_sentence(by_metric)}")
-    print_line(f"  timed kernels: {kernel_count:,}")
-    for detail in details:
-        print_line(f"  {detail}")
 
 
 def _device(row: DeviceEvidence) -> str:

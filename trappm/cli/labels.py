@@ -194,9 +194,6 @@ def show(
 @app.command("import", epilog="Example: trappm labels import a100.parquet")
 def import_(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="An export, or JSON lines.")],
-    kernels: Annotated[
-        bool, typer.Option("--kernels", help="The file has kernel measurements (JSON lines).")
-    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Record the measurements in a file; one bad row refuses the file.
@@ -206,21 +203,11 @@ def import_(
     """
     from trappm.store import Home, Store
     from trappm.store.files import checked_size, import_file
-    from trappm.store.kernel_measurements import read_kernels
 
     checked_size(file)  # before a store is made
-    if not kernels:
-        with Store.open(Home.open().database_url) as store:
-            report = import_file(store.measurements.record_many, file)
-        print_import(report, as_json)
-        return
-    count = sum(1 for _ in read_kernels(file))  # all of it, before a store is made
     with Store.open(Home.open().database_url) as store:
-        new = store.kernels.record_many(read_kernels(file))
-    if as_json:
-        print_json({"file": str(file), "rows": count, "new": new})
-    else:
-        typer.echo(f"{file.name}: {count:,} kernels, {new:,} of them new")
+        report = import_file(store.measurements.record_many, file)
+    print_import(report, as_json)
 
 
 def print_import(report: ImportReport, as_json: bool) -> None:
@@ -241,12 +228,6 @@ def export(
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help=".parquet, .csv or .jsonl file to replace.")
     ],
-    kernels: Annotated[
-        bool,
-        typer.Option(
-            "--kernels", help="Write kernel measurements (JSON lines); filtered by --device only."
-        ),
-    ] = False,
     architecture: Architecture = None,
     family: Family = None,
     device: Device = None,
@@ -268,7 +249,6 @@ def export(
     """Write labels with their measurements into a file."""
     from trappm.store import LabelFilter
     from trappm.store.files import export_file
-    from trappm.store.kernel_measurements import export_kernels
 
     wanted = LabelFilter(
         architecture=architecture, family=family, device=device, batch_size=batch_size,
@@ -276,14 +256,6 @@ def export(
         optimizer=optimizer, phase=phase, execution=execution, protocol=protocol, metric=metric,
         outcome=outcome, provenance=provenance, campaign=campaign, since=since, until=until,
     )  # fmt: skip
-    if kernels:
-        _refuse_others("--kernels", vars(wanted) | {"device": None})
-        with store_to_read() as store:
-            if device is not None:
-                store.kernels.latest(device)  # refuses unknown devices
-            count = export_kernels(store.kernels.each(device=device), file)
-        typer.echo(f"{count:,} kernels written to {file}")
-        return
     with store_to_read() as store:
         store.labels.query(wanted, columns=["id"], sort="id", limit=1)  # refuses unknown names
         count = export_file(store.measurements.each(wanted), file)

@@ -1,21 +1,20 @@
-"""`trappm measure`: measure a training step, a list of them, or kernels, on this machine.
+"""`trappm measure`: measure a training step, or a list of them, on this machine.
 
 Works without Ray and without a database, on a node that has only the core dependencies.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trappm.cli import devices, shell
+from trappm.cli import shell
 from trappm.cli.options import AsJson, print_json
 from trappm.profiler.errors import InputError, TrappmError
 from trappm.profiler.records import (
@@ -30,7 +29,6 @@ from trappm.profiler.records import (
 
 if TYPE_CHECKING:
     from trappm.profiler.files.json_lines import JsonLines
-    from trappm.profiler.kernels.kernel_call import KernelMeasurement
     from trappm.profiler.measuring.canary import CanaryPlan, CanaryReading
     from trappm.profiler.records import Configuration, Measurement
 
@@ -72,16 +70,9 @@ def measure(
     sweep: Annotated[
         Path | None, typer.Option(metavar="LIST", help="YAML or JSON lines of configurations.")
     ] = None,
-    kernels: Annotated[
-        bool, typer.Option("--kernels", help="Time some 200 kernels of the device, and no model.")
-    ] = False,
-    seconds: Annotated[
-        float | None,
-        typer.Option(min=1, max=3600, help="Time for all kernels in seconds (default: 60)."),
-    ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Results of --sweep or --kernels; appended JSON lines."),
+        typer.Option(metavar="FILE", help="Results of --sweep; appended JSON lines."),
     ] = None,
     retries: Annotated[
         int, typer.Option(min=0, help="Retries of unstable measurements of a sweep.")
@@ -101,12 +92,10 @@ def measure(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure a training step on this machine, a list of steps, or kernels.
+    """Measure a training step on this machine, or a list of steps.
 
     The exit status is 0 for the outcome ok, 1 for any other, and 2 for bad input. A sweep that was
-    interrupted continues when the same command runs again. Kernels are recorded in the label store,
-    or in --out FILE; those of a device with several ranks, such as a100x4, are the collectives
-    between them.
+    interrupted continues when the same command runs again.
 
     Example: trappm measure resnet18 --device cpu-2t --batch-size 4
     """
@@ -118,9 +107,6 @@ def measure(
         return
     if device is None:
         raise InputError("name a device with --device; list those of this machine with --devices")
-    if kernels:
-        _kernels(device, seconds, out, as_json=as_json)
-        return
     settings: dict[str, Any] = {
         "architecture": model,
         "batch_size": batch_size,
@@ -138,11 +124,9 @@ def measure(
         plan = None if canary is None else CanaryPlan(every_measurements=canary)
         _sweep(sweep, out, device, protocol, retries, shuffle, plan, as_json=as_json)
         return
-    for name, value in (
-        ("--out", out), ("--shuffle", shuffle), ("--canary", canary), ("--seconds", seconds),
-    ):  # fmt: skip
+    for name, value in (("--out", out), ("--shuffle", shuffle), ("--canary", canary)):
         if value is not None:
-            raise InputError(f"{name} needs {'--kernels' if value is seconds else '--sweep'}")
+            raise InputError(f"{name} needs --sweep")
     if model is None:
         raise InputError("name an architecture to measure, or a list with --sweep")
     configuration = Configuration(**{"batch_size": 1, "input_size": 224, **settings})
@@ -191,61 +175,6 @@ def _measured(configuration: Configuration, device: str, protocol: Any) -> Measu
     show(f"{configuration} on {device}: starting its process")
     with Measurer() as measurer:
         return measurer.measure(configuration, device, protocol, on_phase=show)
-
-
-def _kernels(device: str, seconds: float | None, out: Path | None, *, as_json: bool) -> None:
-    """Time kernels and record them; results before an interruption are kept."""
-    from trappm.profiler.kernels.characterising import BUDGET_S, Characteriser
-    from trappm.reports.kernels import KernelDisplay, report
-
-    results: list[KernelMeasurement] = []
-    begin = time.monotonic()
-    # Opened before anything is measured, so that a file or store without write access fails first.
-    with _recorder(out) as record, Characteriser() as characteriser, KernelDisplay() as progress:
-
-        def on_result(result: KernelMeasurement, count: int) -> None:
-            results.append(record(result))
-            progress.show(results[-1], count)
-
-        characteriser.characterise(device, seconds=seconds or BUDGET_S, on_result=on_result)
-    report(device, results, time.monotonic() - begin, as_json=as_json)
-    if not as_json:
-        for detail in devices.DETAILS:
-            if (line := detail(device, results)) is not None:
-                typer.echo(line)
-    if not any(result.time_ms for result in results):
-        raise typer.Exit(1)
-
-
-@contextlib.contextmanager
-def _recorder(out: Path | None) -> Iterator[Callable[[KernelMeasurement], KernelMeasurement]]:
-    """Open a file of JSON lines or the label store; yield what records one result in it."""
-    if out is not None:
-        from trappm.profiler.files.json_lines import JsonLines
-        from trappm.profiler.kernels.kernel_call import KernelMeasurement
-
-        with JsonLines(out, KernelMeasurement) as lines:
-
-            def append(result: KernelMeasurement) -> KernelMeasurement:
-                lines.append(result)
-                return result
-
-            yield append
-        return
-    from trappm.store import Home, Store
-    from trappm.store.kernel_measurements import recordable
-
-    results: list[KernelMeasurement] = []
-
-    def keep(result: KernelMeasurement) -> KernelMeasurement:
-        results.append(recordable(result))
-        return results[-1]
-
-    with Store.open(Home.open().database_url) as store:
-        try:
-            yield keep
-        finally:
-            store.kernels.record(results)
 
 
 def _sweep(

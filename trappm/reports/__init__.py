@@ -1,1 +1,1 @@
-"""Facts and tables of campaigns, pools, labels, kernels and predictions, one module for each."""
+"""Facts and tables of campaigns, pools, labels and predictions, one module for each."""

@@ -153,7 +153,7 @@ def _next(
     learner.set_pool(*planner.learner_pool(traced))
     known = training_labels(store, campaign.id)
     if known.labels:
-        learner.fit(known.labels, known.kernels)
+        learner.fit(known.labels)
     number = max((r.number for r in store.rounds.all(campaign.id)), default=0) + 1
     choices = learner.choose(planner.request(device, number, count))
     embeddings = learner.embeddings

@@ -118,9 +118,6 @@ class MadeUpProfiler:
             "host": host, "gpus": gpus, "fingerprint": "stack", "process": this_process(),
         }  # fmt: skip
 
-    def characterise(self, seconds):
-        return [], f"no kernels could be timed in {seconds} s: the device is made up"
-
     def measure(self, configuration, protocol, attempt_key):
         time.sleep(float(os.environ.get("MEASURE_S", "0")))
         while Path(os.environ["TRAPPM_HOME"], HOLD).exists():

@@ -315,7 +315,7 @@ class SlowToStart(FakeLearner):
         super().set_pool(*pool)
 
 
-GPUS = {"devices": {"source": "a100", "target": "v100"}, "canary": False, "characterise": False}
+GPUS = {"devices": {"source": "a100", "target": "v100"}, "canary": False}
 
 
 def test_the_evaluation_set_is_measured_while_steps_are_traced_on_other_nodes(store):

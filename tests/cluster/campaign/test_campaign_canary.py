@@ -69,7 +69,7 @@ def test_the_reference_is_the_median_of_the_first_readings_of_all_campaigns(stor
     worker, protocol = workers.joined()[0], spec().measuring_protocol
     for _ in range(5):
         of_this_campaign = store.campaigns.create("one of many", {}, 7).id
-        canaries = HostChecks(store, of_this_campaign, plan, None)
+        canaries = HostChecks(store, of_this_campaign, plan)
         assert canaries.is_due(worker)
         workers.start(worker, canaries.begin(worker), protocol)
         canaries.take(*workers.wait(0))
@@ -109,7 +109,6 @@ MANY = {
         "architectures": ["resnet10t", "resnet14t", "resnet18", "vgg11", "convnext_atto"],
         "batch_sizes": list(range(1, 41)), "input_sizes": [64],
     }]},
-    "characterise": False,
 }  # fmt: skip
 GPUS = [(f"gpu-{i}", "a100") for i in range(8)]
 

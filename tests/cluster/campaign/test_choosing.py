@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from campaign_crew import (
     BUDGET,
     FakeLearner,
@@ -17,7 +16,6 @@ from campaign_crew import (
     ran,
 )
 from encoded_pool import hasty_encoders
-from store_whole import kernel
 
 from trappm.cluster.campaign.history import training_labels
 from trappm.cluster.learning.campaign_learner import CampaignLearner
@@ -32,7 +30,6 @@ from trappm.learner.snapshots.snapshot import load_snapshot
 from trappm.learner.workload import TrainingLabel
 from trappm.profiler.errors import InputError
 from trappm.profiler.host import procfs
-from trappm.profiler.kernels.kernel_call import DataType, KernelCall, Operator
 from trappm.profiler.models.families import family_of
 from trappm.profiler.records import Configuration, GraphTemplate, Phase, Precision, protocol_named
 from trappm.profiler.static_profile import static_profile
@@ -208,32 +205,6 @@ def test_heads_start_from_the_data_sheet_of_the_card_in_their_snapshot(
     snapshot = load_snapshot(tmp_path / learner.publish(tmp_path, {})[0])
     assert snapshot.card("a100") == (card or "a100")
     assert snapshot.manifest.families == sorted({family_of(c.architecture) for c in configurations})
-
-
-def test_step_time_priors_start_from_the_kernels_of_the_device(traced):
-    """Ten times as slow as the data sheet: so are steps that no label tells of."""
-    learner, configurations = traced
-    device = {"device": "a100", "device_name": "NVIDIA A100-SXM4-40GB"}
-    products = [
-        kernel(
-            call=KernelCall.of(Operator.LINEAR, data_type, batch=8, rows=196, inputs=wide,
-                               outputs=wide),
-            time_ms=2 * 8 * 196 * wide**2 / 1.95e9, device="a100", environment=device,
-        )
-        for wide in (512, 1024, 2048, 4096)
-        for data_type in (DataType.FP32, DataType.FP16)
-    ]  # fmt: skip
-    few = labels_of(configurations[:4], "a100")
-
-    def predicted(kernels):
-        learner.fit(few, kernels)
-        head = learner._heads["a100"].heads["step_time_ms"]
-        assert bool(head.prior.evidence) == ("a100" in kernels)
-        return head.prior.constants
-
-    plain = predicted({})
-    assert torch.equal(predicted({"v100": products}), plain)  # another device's
-    assert not torch.equal(predicted({"a100": products}), plain)
 
 
 def test_choices_depend_on_the_data_sheet_of_the_card(traced):
@@ -415,7 +386,7 @@ def test_purely_learned_heads_choose_without_labels_with_them_and_for_the_target
 def of_gpus(**group):
     groups = [{"architectures": ["resnet10t", "resnet14t", "resnet18", "convnext_atto"],
                "batch_sizes": [1, 2, 4], "input_sizes": [64], **group}]  # fmt: skip
-    return {"devices": GPUS, "pool": {"groups": groups}, "canary": False, "characterise": False}
+    return {"devices": GPUS, "pool": {"groups": groups}, "canary": False}
 
 
 def test_a_card_without_bf16_is_given_no_bf16(store):

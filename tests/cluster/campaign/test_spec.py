@@ -62,7 +62,7 @@ def test_pages_and_examples_measure_gpus_as_the_preset_does():
         assert "cluster/presets/gpu.yaml" in (ROOT / page_of_it).read_text()
 
 
-HOW = {"protocol", "learner", "strategy", "canary", "characterise"}
+HOW = {"protocol", "learner", "strategy", "canary"}
 """Parts of a campaign file that say how GPUs are measured and learned."""
 
 
@@ -132,6 +132,7 @@ def test_the_transformers_pool_covers_all_options_and_several_models_per_family(
     ("change", "message"),
     [
         ({"sead": 3}, "sead: unknown key; did you mean 'seed'"),
+        ({"characterise": False}, "characterise: unknown key"),
         ({"name": ""}, "name"),
         ({"name": "../up"}, "name"),
         ({"rounds": {"count": -1, "source": 2}}, "rounds.count"),

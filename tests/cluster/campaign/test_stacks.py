@@ -40,11 +40,11 @@ class Mixed(FakeWorkers):
 
 
 class Seeing(FakeLearner):
-    def fit(self, labels, kernels):
+    def fit(self, labels):
         self.values = Counter(
             x.values[0] / self.pool[x.configuration_id].batch_size for x in labels
         )
-        return super().fit(labels, kernels)
+        return super().fit(labels)
 
 
 @pytest.mark.parametrize("every", [3, 4])

@@ -1,20 +1,12 @@
 """Questions about many GPUs, as users ask them: by `predict`, `compare` and `scale`."""
 
-from dataclasses import replace
-
 import pytest
 from onnx_export import export_onnx
 
 import trappm
-from trappm.extensions.parallel.link_fit import TimedCollective
-from trappm.extensions.parallel.links import node_of
-from trappm.extensions.parallel.ranks_device import collectives
 from trappm.extensions.parallel.scaling import best, scaling
 from trappm.extensions.parallel.shared_step import predict_parallel
 from trappm.profiler.errors import InputError
-from trappm.profiler.kernels.kernel_call import KernelMeasurement
-from trappm.profiler.records import Outcome, Protocol
-from trappm.store import Home, Store
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.extension("transformers")
@@ -109,47 +101,3 @@ def test_single_gpu_equals_predict():
     assert shared.step_time_ms == pytest.approx(alone.step_time_ms)
     assert shared.memory_mib == pytest.approx(alone.memory_mib)
     assert shared.speedup == pytest.approx(1.0)
-
-
-@pytest.fixture
-def slow_node(tmp_path, monkeypatch):
-    """A label store with the collectives of a node of A100s whose links are ten times as slow."""
-    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path))
-    usual = node_of("a100-40gb").inner
-    slow = replace(usual, gbs=usual.gbs / 10, latency_us=10 * usual.latency_us)
-    rows = []
-    for call in collectives(4, 16 * 1024):
-        timed = TimedCollective(call.operator, 4, 4.0 * call["elements"], 1.0)
-        rows.append(
-            KernelMeasurement(
-                call=call, device="a100x4", outcome=Outcome.OK, protocol=Protocol(name="kernels"),
-                started_at="2026-11-24T12:00:00+00:00", duration_s=1.0,
-                time_ms=timed.predicted_ms(slow),
-                environment={
-                    "device": "a100x4", "device_name": "NVIDIA A100-SXM4-40GB", "torch": "2.11.0",
-                    "world_size": 4, "measuring_version": 2,
-                },
-            )
-        )  # fmt: skip
-    with Store.open(Home.open().database_url) as store:
-        store.kernels.record(rows)
-
-
-def test_characterized_links_are_used_and_named(slow_node, printed, tmp_path, monkeypatch):
-    usual = predict_parallel("resnet18", batch_size=32, device="v100", gpus=8)
-    assert "characterised" not in usual.links
-    slow = predict_parallel("vgg11", batch_size=8, device="a100", gpus=8)
-    assert "characterised on a100x4, 2026-11-24, torch 2.11.0" in slow.links
-    shown = " ".join(printed("devices a100x4").split())
-    assert "GB/s per rank (nvlink, nominal 300 GB/s)" in shown
-    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "none"))
-    fast = predict_parallel("vgg11", batch_size=8, device="a100", gpus=8)
-    assert slow.communication_ms > 5 * fast.communication_ms
-    assert slow.step_time_ms > fast.step_time_ms
-
-
-def test_unreadable_store_is_reported_and_typical_links_are_used(tmp_path, monkeypatch):
-    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path))
-    (tmp_path / "labels.db").write_bytes(b"no database" * 1000)
-    answer = predict_parallel("resnet18", batch_size=32, device="a100", gpus=8)
-    assert any("the label store is unreadable" in remark for remark in answer.remarks)

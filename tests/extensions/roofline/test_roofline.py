@@ -1,14 +1,13 @@
-"""Ceilings from kernels and from data sheets, and the kernels of a step under them."""
+"""Ceilings from data sheets, and the kernels of a step under them."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from store_whole import kernel
 
 from research.priors.other_devices import errors_of_devices
-from trappm.extensions.roofline.drawing import as_text, draw_png, lines
-from trappm.extensions.roofline.report import print_rooflines, sentence
+from trappm.extensions.roofline.drawing import lines
+from trappm.extensions.roofline.report import sentence
 from trappm.extensions.roofline.roofs import BANDWIDTH, COMPUTE, KnownDevice, Roof, known_device
 from trappm.extensions.roofline.steps import roofed_steps
 from trappm.learner.heads.other_devices import Basis, OtherDevices
@@ -16,34 +15,7 @@ from trappm.learner.physics.devices.known_devices import known_devices
 from trappm.prediction.answering import answers
 from trappm.prediction.models.subjects import subject_of
 from trappm.prediction.question import Question
-from trappm.profiler.errors import InputError
-from trappm.profiler.kernels.kernel_call import DataType, KernelCall, Operator
 from trappm.profiler.records import Phase
-from trappm.store import Store
-
-CARD = {"device": "a100", "device_name": "NVIDIA A100-SXM4-40GB", "measuring_version": 2,
-        "cache_bytes": {"L2": 40 << 20}}  # fmt: skip
-
-
-def timed(call, time_ms, device="a100"):
-    return kernel(call=call, time_ms=time_ms, device=device, attempt_key=f"{device} {call}"[:64],
-                  environment={**CARD, "device": device})  # fmt: skip
-
-
-def product(width, data_type=DataType.FP32):
-    return KernelCall.of(
-        Operator.MATMUL, data_type, batch=1, rows=width, depth=width, columns=width
-    )
-
-
-def copied(width):
-    return KernelCall.of(Operator.COPY, batch=1024, width=width)
-
-
-@pytest.fixture
-def store():
-    with Store.open("sqlite://") as store:
-        yield store
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -51,24 +23,14 @@ def home(module_home):
     """One data folder, so that what was traced is traced once."""
 
 
-def test_measured_ceilings_take_precedence_over_the_data_sheet(store):
-    store.kernels.record([timed(product(1000), 0.2), timed(copied(100_000), 1.0)])
-    device = known_device(store, "a100")
-    peaks = device.of(COMPUTE)
-    assert (peaks["fp32"].value, peaks["fp32"].source) == (pytest.approx(10), "measured")
-    assert (peaks["tf32"].value, peaks["tf32"].source) == (156, "data sheet")
-    assert [r.source for r in device.of(BANDWIDTH).values()] == ["measured"]
-    assert device.memory.value == pytest.approx(819.2)
-
-
-def test_name_resolves_to_its_only_matching_device(store):
-    store.kernels.record([timed(product(1000), 0.2, "a100-pcie-40gb")])
-    assert known_device(store, "A100").key == "a100-pcie-40gb"
-    store.kernels.record([timed(product(1000), 0.2, "a100-pcie-80gb")])
-    with pytest.raises(InputError, match="a100-pcie-40gb, a100-pcie-80gb"):
-        known_device(store, "a100")
-    with pytest.raises(InputError, match="--device v9000"):
-        known_device(store, "v9000")
+def test_ceilings_are_those_of_the_data_sheet_of_the_card():
+    device = known_device("a100-40gb")
+    assert {of: roof.value for of, roof in device.of(COMPUTE).items()} == {
+        "fp32": 19.5, "tf32": 156, "fp16": 312, "bf16": 312
+    }  # fmt: skip
+    assert device.memory.value == 1555
+    assert known_device("a100", "a100 sxm4 80gb").memory.value > device.memory.value
+    assert "bf16" not in known_device("v100-16gb").of(COMPUTE)
 
 
 def step(devices, **options):
@@ -76,34 +38,15 @@ def step(devices, **options):
     return roofed_steps(question, subject_of("test_resnet"), devices)
 
 
-def test_device_with_slow_kernels_has_a_slow_step(store):
-    """The kernels of a device are evidence: as fast as the data sheet of its card, or a tenth."""
-
-    def kernels(slower):
-        calls = [product(width) for width in (512, 1024, 2048, 4096)]
-        products = [timed(c, slower * 2 * c["rows"] ** 3 / 1.95e10, "a100") for c in calls]
-        copies = [timed(copied(w), slower * w * 8192 / 1.55e9) for w in (1024, 8192, 65_536)]
-        return products + copies
-
-    store.kernels.record(kernels(10.0))
-    with Store.open("sqlite://") as other:
-        other.kernels.record(kernels(1.0))
-        fast = known_device(other, "a100")
-    slow, known = step([known_device(store, "a100"), fast])
-    assert "its measured kernels" in slow.source
-    assert "its measured kernels" in known.source
-    assert slow.step_time_ms > 1.1 * known.step_time_ms
-
-
 def roofs(tflops, gb_s):
     both = [(COMPUTE, "fp32", tflops), (BANDWIDTH, "memory", gb_s)]
-    return tuple(Roof(kind=k, of=of, value=v, source="measured") for k, of, v in both)
+    return tuple(Roof(kind=k, of=of, value=v) for k, of, v in both)
 
 
 @pytest.mark.parametrize("phase", Phase)
-def test_ceilings_determine_bounds_of_kernels(store, phase):
+def test_ceilings_determine_bounds_of_kernels(phase):
     """The same times under other ceilings: where arithmetic is slow, it bounds what multiplies."""
-    paper = known_device(store, "rtx-3090")
+    paper = known_device("rtx3090")
     quick, slow = (replace(paper, roofs=roofs(t, b)) for t, b in ((1e6, 1.0), (1e-3, 1e6)))
     first, second = step([quick, slow], phase=phase.value)
     assert first.step_time_ms == second.step_time_ms
@@ -116,8 +59,8 @@ def test_ceilings_determine_bounds_of_kernels(store, phase):
     assert sentence(second).startswith(("Compute most bounds", "Launching most bounds"))
 
 
-def test_points_have_the_operations_and_bytes_of_their_kernels(store):
-    (roofed,) = step([known_device(store, "rtx-3090")], phase="infer", precision="fp32")
+def test_points_have_the_operations_and_bytes_of_their_kernels():
+    (roofed,) = step([known_device("rtx3090")], phase="infer", precision="fp32")
     (classifier,) = [p for p in roofed.kernels.points if p.name == "linear"]
     rows, columns, depth = map(int, classifier.size.split("x"))
     assert rows == 64
@@ -128,9 +71,9 @@ def test_points_have_the_operations_and_bytes_of_their_kernels(store):
     assert classifier.tflops == pytest.approx(classifier.flop / classifier.time_ms / 1e9)
 
 
-def test_open_settings_default_to_the_most_common_of_labels(store):
+def test_open_settings_default_to_the_most_common_of_labels():
     """The same settings on all devices: of the first that has heads."""
-    paper, trained = (known_device(store, name) for name in ("l4", "rtx-3090"))
+    paper, trained = (known_device(name) for name in ("l4", "rtx3090"))
     first, second = step([paper, trained])
     assert first.settings == second.settings
     assert "labels, in snapshot" in second.source
@@ -139,8 +82,7 @@ def test_open_settings_default_to_the_most_common_of_labels(store):
     assert {p.data_type for p in plain.kernels.points} == {"fp32", "tf32"}
 
 
-def test_step_time_without_labels_equals_predict(store):
-    """Use the snapshot for cards without labels, unless the device has measured kernels."""
+def test_step_time_without_labels_equals_predict():
     (shipped,) = Question(snapshot="default").snapshots
     errors = errors_of_devices(np.array([-0.2, 0.1, 0.3]), ["a", "b", "c"])
     others = OtherDevices(
@@ -152,13 +94,10 @@ def test_step_time_without_labels_equals_predict(store):
     question = Question(batch_size=8, snapshots=[replace(shipped, others=others)])
     subject = subject_of("test_resnet")
     for name, source in (("l4", "data sheet"), ("v100-32gb", "labels of v100-16gb")):
-        (roofed,) = roofed_steps(question, subject, [known_device(store, name)])
+        (roofed,) = roofed_steps(question, subject, [known_device(name)])
         (predicted,) = answers([(question, subject, question.device_keys(name, None)[0])])
         assert roofed.step_time_ms == pytest.approx(predicted.step_time_ms)
         assert source in roofed.source
-    store.kernels.record([timed(product(1000), 0.2, "l4"), timed(copied(100_000), 1.0, "l4")])
-    (roofed,) = roofed_steps(question, subject, [known_device(store, "l4")])
-    assert "its measured kernels" in roofed.source
 
 
 def test_lines_meet_at_the_ridge_point():
@@ -167,30 +106,16 @@ def test_lines_meet_at_the_ridge_point():
     assert level.ends == ((10.0, 10.0), (1000.0, 10.0))
     assert slanted.ends == ((0.1, 0.1), (10.0, 10.0))
     assert "10 TFLOP/s" in level.name
-    assert as_text([device], []).count("─") > 100
-
-
-def test_device_without_successful_kernels_has_no_ceilings(store, capsys, tmp_path):
-    store.kernels.record([kernel("unstable", device="cpu-2t", message="a busy host")])
-    device = known_device(store, "cpu-2t")
-    print_rooflines([device], [])
-    assert "no ceiling is known" in capsys.readouterr().out
-    print_rooflines([known_device(store, "v100")], [])
-    assert capsys.readouterr().out.startswith("v100: from its data sheet")  # known by no other name
-    with pytest.raises(InputError, match="no ceiling of cpu-2t"):
-        draw_png([device], [], tmp_path / "roofline.png")
-    with pytest.raises(InputError, match="compute or memory ceiling of cpu-2t is unknown"):
-        step([device])
 
 
 def test_roofline_command_with_two_devices(printed, as_json, tmp_path, monkeypatch):
     """The answer comes first, and the drawing fits 80 columns (tables in files have no edge)."""
     monkeypatch.setenv("COLUMNS", "80")
     png = tmp_path / "roofline.png"
-    words = "roofline v100 rtx-3090 --model test_resnet --batch-size 64"
+    words = "roofline test_resnet --device v100 --device rtx-3090 --batch-size 64"
     out = printed(words, "--png", png)
     sentences = out.partition("┌")[0]
-    for line, device in zip(sentences.splitlines()[:2], ("v100", "rtx-3090"), strict=True):
+    for line, device in zip(sentences.splitlines()[:2], ("v100-16gb", "rtx3090"), strict=True):
         assert f"bounds a training step of test_resnet at batch 64 on {device}: " in line
         assert "Doubling the batch " in line
     drawn = [line for line in out.splitlines() if set(line) & set("│┤└")]
@@ -199,7 +124,7 @@ def test_roofline_command_with_two_devices(printed, as_json, tmp_path, monkeypat
     assert all(any(mark in line for line in drawn) for mark in "ox")
     assert png.read_bytes().startswith(b"\x89PNG")
     rows = as_json(words)
-    assert [row["device"] for row in rows] == ["v100", "rtx-3090"]
+    assert [row["device"] for row in rows] == ["v100-16gb", "rtx3090"]
     for row in rows:
         step = row["step"]
         assert sum(step["shares"].values()) == pytest.approx(1)
@@ -208,10 +133,21 @@ def test_roofline_command_with_two_devices(printed, as_json, tmp_path, monkeypat
         assert step["doubled"]["batch_size"] == 128
 
 
-def test_invalid_roofline_questions_give_one_line(refusal, command, printed, tmp_path):
+def test_roofline_defaults_to_the_device_of_predict(printed, as_json):
+    (row,) = as_json("roofline test_resnet --batch-size 64")
+    (named,) = as_json("roofline test_resnet --device a100 --batch-size 64")
+    assert row == named
+    predicted = as_json("predict test_resnet --batch-size 64")
+    assert row["device"] == predicted["device"] == "a100-40gb"
+    assert row["step"]["step_time_ms"] == pytest.approx(predicted["step_time_ms"])
+    assert "on a100-40gb (default): " in printed("roofline test_resnet --batch-size 64")
+
+
+def test_invalid_roofline_questions_give_one_line(refusal, command, tmp_path):
     for more in ("resnet9000", "test_resnet --phase sleep", "test_resnet --batch-size 0"):
-        refusal(f"roofline v100 --model {more}")
-    assert "trappm measure --kernels --device v9000" in refusal("roofline v9000")
-    status, _, error = command("roofline v100 --png", tmp_path / "no" / "file.png")
+        refusal(f"roofline {more} --device v100")
+    assert "unknown device 'v9000'" in refusal("roofline test_resnet --device v9000")
+    assert "data sheet" in refusal("roofline test_resnet --device cpu-2t")
+    words = "roofline test_resnet --device v100 --png"
+    status, _, error = command(words, tmp_path / "no" / "file.png")
     assert (status, len(error.splitlines())) == (2, 1)
-    assert "ceilings: from its data sheet" in printed("devices v100")

@@ -82,8 +82,9 @@ def test_device_without_bf16_has_a_reason_and_no_values(server):
         ("predict", {"breakdown_depth": 21}, 400, "breakdown_depth"),
         ("predict", {"breakdown_depth": 0}, 400, "breakdown_depth"),
         ("predict", {"model": "test_vit", "input_size": 7}, 422, "divisible by patch size"),
-        ("roofline", {"devices": ["v9000"]}, 400, "--device v9000"),
+        ("roofline", {"devices": ["v9000"]}, 404, "v9000"),
         ("roofline", {"devices": ["a100"] * 5}, 400, "devices"),
+        ("roofline", {"devices": ["cpu-2t"]}, 400, "data sheet"),
         ("roofline", {"model": "../net"}, 400, "not a timm name"),
         ("roofline", {"phase": "sleep"}, 400, "sleep"),
         ("roofline", {"snapshot": "../../etc"}, 404, "etc"),
@@ -127,7 +128,11 @@ WORDS = "test_resnet --input-size 64 --batch-size 4"
 @pytest.mark.parametrize(
     ("path", "asked", "words"),
     [
-        ("roofline", {"devices": ["v100", "a100"]}, f"roofline v100 a100 --model {WORDS}"),
+        (
+            "roofline",
+            {"devices": ["v100", "a100"]},
+            f"roofline {WORDS} --device v100 --device a100",
+        ),
         (
             "scale",
             {"devices": ["v100"], "gpus": [1, 4], "strategies": ["ddp"]},
@@ -139,12 +144,6 @@ def test_the_response_equals_the_json_of_the_command(server, as_json, path, aske
     response = server.post(f"/v1/{path}", {**STEP, **asked})
     assert response.status == 200, response.body
     assert response.json == as_json(words)
-
-
-def test_ceilings_do_not_need_a_model(server):
-    (row,) = server.post("/v1/roofline", {"devices": ["a100"]}).json
-    assert row["step"] is None
-    assert {roof["of"] for roof in row["roofs"]} == {"fp32", "tf32", "fp16", "bf16", "memory"}
 
 
 def test_devices_lists_catalogue_gpus_and_devices_with_heads(server):

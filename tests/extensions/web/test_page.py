@@ -404,12 +404,12 @@ def test_rooflines_of_two_devices_are_overlaid(page, server):
     chart = page.locator("figure svg[role=img]")
     chart.wait_for()
     text = page.locator(".result").inner_text()
-    for device in ("v100", "rtx-3090"):
+    for device in ("v100-16gb", "rtx3090"):
         assert f"bounds a training step of test_resnet at batch 64 on {device}: " in text
     assert "Doubling the batch " in chart.get_attribute("aria-label")
     for series in (0, 1):
         colour = f"var(--series-{series})"
-        expect(chart.locator(f".on-paper > [stroke='{colour}']").nth(2)).to_be_attached()
+        expect(chart.locator(f".roofs > [stroke='{colour}']").nth(2)).to_be_attached()
         expect(chart.locator(f"circle[fill='{colour}']").nth(20)).to_be_attached()
     chart.locator("circle").first.hover(force=True)
     assert "of the step" in chart.locator("[aria-label=tip]").text_content()

@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_samples import networks, workload
 
+from research.priors.kernel_calls import DataType, KernelCall, Operator, kernel_evidence
 from trappm.learner.physics.device_specs import CPU, known_spec, spec_of
 from trappm.learner.physics.devices.joint_fit import Distribution, Evidence, JointFit
-from trappm.learner.physics.devices.known_devices import kernel_evidence, known_devices
+from trappm.learner.physics.devices.known_devices import known_devices
 from trappm.learner.physics.kernel_times import group_rows, spreads, starting_constants
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
-from trappm.profiler.kernels.kernel_call import DataType, KernelCall, Operator
 from trappm.profiler.records import Graph, Optimizer, Phase, Precision
 from trappm.profiler.records.step_scope import StepScope
 from trappm.profiler.simulation.kernel_profile import KernelKind, Pass

@@ -1,20 +1,12 @@
-"""A GPU's energy and power over a window, and of kernels, on a stub of the driver's library."""
-
-import itertools
-import time
+"""A GPU's energy and power over a window, on a stub of the driver's library."""
 
 import pytest
 from fake_cuda import install_cuda, judged, prepared, window_on
-from nvml_stub import GIB, Board, Process, error, install, own
+from nvml_stub import Board, error, install
 
 from trappm.profiler.devices.gpu import cuda
-from trappm.profiler.devices.gpu.cuda import CudaDevice
 from trappm.profiler.devices.gpu.sensors import GpuWatch
 from trappm.profiler.host import procfs
-from trappm.profiler.kernels.attempt import Timing
-from trappm.profiler.kernels.kernel_call import KernelCall, Operator
-from trappm.profiler.kernels.kernel_choice import metered
-from trappm.profiler.kernels.running import PreparedCall
 from trappm.profiler.records import Outcome
 
 
@@ -108,59 +100,3 @@ def test_the_energy_window_ends_with_a_counter_tick(monkeypatch):
     window = device.close_window()
     assert len(done) == 4  # asked once more when the window opened
     assert window.energy_j == pytest.approx(100.0)
-
-
-# Kernels.
-
-
-CALLS = [KernelCall.of(Operator.SOFTMAX, batch=batch, width=64) for batch in (1, 2)]
-
-
-def by_the_clock(device, step, count):
-    """A stopwatch in place of CUDA's events."""
-    marks = [time.perf_counter()]
-    for _ in range(count):
-        step()
-        marks.append(time.perf_counter())
-    return [1000 * (after - before) for before, after in itertools.pairwise(marks)]
-
-
-@pytest.fixture
-def timed(monkeypatch):
-    def timed(board):
-        install(monkeypatch, board)
-        install_cuda(monkeypatch)
-        monkeypatch.setattr(CudaDevice, "time_steps", by_the_clock)
-        monkeypatch.setattr(CudaDevice, "min_warmup_s", 0.0)
-        device = prepared("cuda:0", monkeypatch)
-
-        def prepare(call, where):
-            return PreparedCall(call, device.torch_device).run()
-
-        return [*Timing(device, CALLS, 30.0, prepare, lambda message: None).results()]
-
-    return timed
-
-
-def test_one_call_of_each_kind_has_energy(timed):
-    counter = [*range(1_000_000, 1_060_000, 1000)]
-    results = timed(Board("GPU-a", energy_mj=counter, processes=[own()]))
-    (chosen,) = metered(CALLS)
-    for result in results:
-        assert result.samples_ms
-        if result.call == chosen:
-            assert result.energy_j is not None
-            assert result.energy_j == pytest.approx(
-                result.power_w * result.facts["window_s"] / result.facts["steps_in_window"]
-            )
-        else:
-            assert result.energy_j is None
-            assert "only one call of each kind" in result.missing["power_w"]
-
-
-def test_kernels_on_a_busy_gpu_are_unstable(timed):
-    board = Board("GPU-a", energy_mj=[1, 2, 3], processes=[own(), Process(pid=1, bytes=GIB)])
-    for result in timed(board):
-        assert result.outcome is Outcome.UNSTABLE
-        assert "other processes on the GPU" in (result.message or "")
-        assert result.samples_ms

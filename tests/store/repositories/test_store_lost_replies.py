@@ -19,7 +19,7 @@ from store_samples import (
     step_profile,
     template,
 )
-from store_whole import canary_reading, kernel
+from store_whole import canary_reading
 
 from trappm.store import Patience, Store
 from trappm.store.schema import METADATA
@@ -108,7 +108,6 @@ CASES = {
     "measurements.record of a failure": failure_recorded,
     "measurements._record_batch": lambda s, c: lambda: s.measurements.record_many(MANY),
     "canaries.save": lambda s, c: lambda: s.canaries.save(canary_reading(), campaign_id=c),
-    "kernels.record": lambda s, c: lambda: s.kernels.record_many([kernel("ok", time_ms=0.5)]),
     "pools.save": lambda s, c: lambda: s.pools.save("p", [configuration(32)]),
     "workloads.save_graph": lambda s, c: (
         lambda: s.workloads.save_graph(

@@ -7,13 +7,11 @@ import json
 import pandas as pd
 import pytest
 from store_samples import DEVICE, configuration, measurement
-from store_whole import kernel
 
 import trappm
 from trappm.profiler.errors import InputError
 from trappm.reports.labels import print_labels
 from trappm.store import Home, Store
-from trappm.store.kernel_measurements import export_kernels
 
 
 @pytest.fixture
@@ -247,34 +245,6 @@ def test_a_missing_store_is_reported_and_not_created(home, refusal, arguments):
     assert "no label store at" in error
     assert "TRAPPM_HOME" in error
     assert not home.exists()
-
-
-# Kernels.
-
-
-def test_kernels_are_imported_once_and_exported_unchanged(home, answer, tmp_path):
-    file, again = tmp_path / "kernels.jsonl", tmp_path / "again.jsonl"
-    export_kernels([kernel(time_ms=1.0), kernel("error", message="it failed")], file)
-    assert answer("import --kernels", file) == "kernels.jsonl: 2 kernels, 2 of them new\n"
-    facts = json.loads(answer("import --kernels --json", file))
-    assert facts == {"file": str(file), "rows": 2, "new": 0}
-    for more in ([], ["--device", kernel().device]):
-        answer("export --kernels", again, *more)
-        assert again.read_text() == file.read_text()
-
-
-def test_wrong_kernel_arguments_are_reported_in_one_line(home, refusal, tmp_path):
-    bad = tmp_path / "bad.jsonl"
-    bad.write_text(f"{json.dumps(kernel(time_ms=1.0).to_dict())}\nnonsense\n")
-    assert "line 2" in refusal("labels import --kernels", bad)
-    assert not home.exists()
-    Store.open(Home.open().database_url).close()
-    for more, reason in (
-        ("--device v9000", "no kernels of 'v9000'"),
-        ("--family resnet", "--kernels and --family exclude each other"),
-    ):
-        assert reason in refusal(f"labels export --kernels {more}", tmp_path / "none.jsonl")
-    assert not (tmp_path / "none.jsonl").exists()
 
 
 # From Python.

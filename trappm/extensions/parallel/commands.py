@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from trappm.cli import devices, options
+from trappm.cli import options
 from trappm.cli.options import print_json
 from trappm.cli.predict import Devices, Models
-from trappm.profiler.devices.base import rank_key
 from trappm.profiler.errors import InputError
-
-if TYPE_CHECKING:
-    from trappm.profiler.kernels.kernel_call import KernelMeasurement
 
 _COUNTS = "1,2,4,8,16"
 
 
-def _link(key: str, kernels: Sequence[KernelMeasurement]) -> str | None:
-    """Return the link between the ranks of a device such as a100x4; None for other devices."""
-    from trappm.extensions.parallel.link_fit import link_sentence
-
-    return link_sentence(key, kernels) if rank_key(key).ranks > 1 else None
-
-
 def register(app: typer.Typer) -> None:
-    """Add the command, and the links between ranks to `trappm devices NAME`."""
+    """Add the command."""
     app.command(rich_help_panel="Predict")(scale)
-    devices.DETAILS.append(_link)
 
 
 def scale(

@@ -70,7 +70,6 @@ class Link:
     """Share of the bandwidth with only two nodes, where all sockets end at the same host."""
     spread: float = 0.3
     """Standard deviation of log(measured / predicted) on held-out links."""
-    source: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,14 +164,14 @@ class Group:
 @cache
 def link_kinds() -> dict[LinkKind, dict[str, float]]:
     """Return the fitted constants of each kind of link."""
-    names = {field.name for field in fields(Link)} - {"kind", "gbs", "source"}
+    names = {field.name for field in fields(Link)} - {"kind", "gbs"}
     return {
         LinkKind(row["kind"]): {name: float(row[name]) for name in names}
         for row in _rows(_FOLDER / "link_kinds.csv")
     }
 
 
-def link(kind: LinkKind, gbs: float, **known: float | str) -> Link:
+def link(kind: LinkKind, gbs: float, **known: float) -> Link:
     """Return a link of a kind and nominal speed; `known` overrides constants of the kind."""
     return Link(**{"kind": kind, "gbs": gbs, **link_kinds()[kind], **known})  # type: ignore[arg-type]
 
@@ -184,7 +183,7 @@ def node_of(device: str) -> Node:
         InputError: The GPU is not in the catalogue.
     """
     if is_cpu_device(device):
-        host = link(LinkKind.HOST, 10.0, source="two processes on one host, with gloo")
+        host = link(LinkKind.HOST, 10.0)
         network = link(LinkKind.TCP, 100 / BITS_PER_BYTE)
         return Node(name="host", inner=host, network=network, gpus=2)
     card = card_of(device)
@@ -200,7 +199,7 @@ def node_of(device: str) -> Node:
             own = {"efficiency": float(known)} if known else {}
             return Node(
                 name=row["name"],
-                inner=link(LinkKind(row["inner"]), float(row["inner_gbs"]), source=row["source"]),
+                inner=link(LinkKind(row["inner"]), float(row["inner_gbs"])),
                 network=link(
                     LinkKind(row["network"]), float(row["network_gbit"]) / BITS_PER_BYTE, **own
                 ),

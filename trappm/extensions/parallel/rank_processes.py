@@ -264,9 +264,6 @@ _GRACE_S = 0.2
 """Time after the error of a rank in which a killed rank is taken as its cause."""
 
 
-RankLoop = Callable[[StepDevice, Replica, Connection], NoReturn]
-
-
 @dataclass(frozen=True)
 class _Phase:
     name: str
@@ -287,12 +284,9 @@ class RankProcesses:
     Args:
         members: Device of each rank.
         strategy: `ddp` or `fsdp`.
-        loop: Function that each rank runs instead of steps, with a connection to the parent.
     """
 
-    def __init__(
-        self, members: Sequence[StepDevice], strategy: str, loop: RankLoop | None = None
-    ) -> None:
+    def __init__(self, members: Sequence[StepDevice], strategy: str) -> None:
         # All ranks inherit this file in memory.
         rendezvous = f"/proc/self/fd/{os.memfd_create('trappm-ranks', 0)}"
         pairs: list[tuple[Connection, Connection]] = [Pipe() for _ in members[1:]]
@@ -308,7 +302,7 @@ class RankProcesses:
             if pid == 0:
                 ours.close()
                 others = [leaders for leaders, _ in pairs] if rank == 0 else [pairs[rank - 1][1]]
-                _run_rank(parent, settings, member, theirs, others, loop)
+                _run_rank(parent, settings, member, theirs, others)
             theirs.close()
             self._ranks.append(_Rank(rank, pid, os.pidfd_open(pid), ours))
 
@@ -331,13 +325,6 @@ class RankProcesses:
         results: list[RankRun] | Findings = self._receive(enter)
         self._kill()
         return results
-
-    def order(self, *order: Any) -> list[Any] | Findings:
-        """Return the responses of all ranks to an order, or the first failure; it ends all."""
-        self._send(order)
-        self._phase = "measure"
-        answers: list[Any] | Findings = self._receive(lambda name: None)
-        return answers
 
     def _send(self, message: Any) -> None:
         """Send each rank a message, or exit like a rank that has ended."""
@@ -413,7 +400,6 @@ def _run_rank(
     member: StepDevice,
     connection: Connection,
     others: list[Connection],
-    loop: RankLoop | None,
 ) -> NoReturn:
     """Run a rank in its own process."""
     phase = WORKER
@@ -431,9 +417,6 @@ def _run_rank(
             replica = Replica(settings, member.torch_device)
             replica.join()
             connection.send(facts)
-            if loop is not None:
-                phase = "measure"
-                loop(member, replica, connection)
             configuration, protocol = connection.recv()
             if settings.rank == 0:
                 run = lead(configuration, member, protocol, enter, replica, others)

@@ -3,10 +3,6 @@
 Each rank has a GPU of the node or a group of its cores. Batch, memory and power are per rank: the
 largest memory, and the mean power. The step time is that of the slowest rank. A few additional
 steps without communication give the time of each rank alone.
-
-`CollectivesDevice` instead times collectives between the ranks to characterize the links of a
-node. The measuring process is not a rank: it orders all ranks to time a collective, and uses the
-median of the slowest rank.
 """
 
 from __future__ import annotations
@@ -16,33 +12,20 @@ import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from multiprocessing.connection import Connection
 from statistics import median
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from trappm.profiler.devices.base import Device, StepDevice, rank_key
 from trappm.profiler.devices.cpu import CpuDevice
 from trappm.profiler.devices.gpu.cuda import CudaDevice
 from trappm.profiler.devices.gpu.nvml import visible_gpus
-from trappm.profiler.errors import DeviceError, InputError
-from trappm.profiler.kernels.kernel_call import KernelCall, Operator
+from trappm.profiler.errors import DeviceError
 from trappm.profiler.records import Configuration, Protocol, is_cpu_device
-from trappm.profiler.steps.meter import ExplainedError, Findings, MemoryReading, Window
+from trappm.profiler.steps.meter import Findings, Window
 
 if TYPE_CHECKING:
-    import torch
-
-    from trappm.extensions.parallel.rank_processes import RankLoop, RankProcesses, RankRun, Replica
+    from trappm.extensions.parallel.rank_processes import RankProcesses, RankRun
     from trappm.profiler.steps.sampling import StepRun
-
-Run = Callable[[], Any]
-
-_MIB = 1 << 20
-_BYTES = tuple(1 << step for step in range(10, 29))
-"""Tensor sizes from 1 KiB to 256 MiB by factors of two."""
-_LARGEST_BYTES = 256 * _MIB
-_LARGEST_SHARE = 1 / 16
-"""Largest share of a rank's memory for one tensor; a call allocates a few tensors."""
 
 
 class RanksDevice(Device):
@@ -67,14 +50,6 @@ class RanksDevice(Device):
             self._members = [CudaDevice(parts.member, rank=rank) for rank in range(self.ranks)]
         self.lock_name = self._members[0].lock_name
         self.uses_host_memory = self._members[0].uses_host_memory
-
-    def for_kernels(self) -> StepDevice:
-        return CollectivesDevice(self.key)
-
-    @property
-    def loop(self) -> RankLoop | None:
-        """Return the function that each rank runs instead of steps, or None for steps."""
-        return None
 
     @classmethod
     def local_keys(cls) -> list[str]:
@@ -116,7 +91,7 @@ class RanksDevice(Device):
     def prepare(self) -> dict[str, Any]:
         from trappm.extensions.parallel.rank_processes import RankProcesses  # imports torch
 
-        self.processes = RankProcesses(self._members, self.strategy, self.loop)
+        self.processes = RankProcesses(self._members, self.strategy)
         each = self.processes.prepare()
         facts = dict(each[0])
         if "pinned_cores" in facts:
@@ -193,139 +168,3 @@ def window_of_all(windows: Sequence[Window], *, shares_meter: bool) -> Window:
         ),
         missing={name: why for window in reversed(windows) for name, why in window.missing.items()},
     )
-
-
-class CollectivesDevice(RanksDevice, StepDevice):
-    """Multi-rank device that times collectives between its ranks."""
-
-    def __init__(self, key: str) -> None:
-        super().__init__(key)
-        self._failure: Findings | None = None
-        """Failure of a rank, which ends all ranks."""
-        if self.strategy != "ddp":
-            plain = key.removesuffix(f"-{self.strategy}")
-            raise InputError(f"{key} has the same links as {plain}; characterize {plain} instead")
-
-    @property
-    def torch_device(self) -> torch.device:
-        import torch
-
-        return torch.device("cpu")  # this process has no tensors
-
-    @property
-    def loop(self) -> RankLoop:
-        return serve
-
-    def prepare(self) -> dict[str, Any]:
-        facts = super().prepare()
-        # Only the ranks can query their memory.
-        self._capacity_mib: float = min(self._order("capacity"))
-        return facts
-
-    @property
-    def capacity_mib(self) -> float:
-        return self._capacity_mib
-
-    def for_kernels(self) -> StepDevice:
-        return self
-
-    def calls(self) -> list[KernelCall]:
-        """Return the collectives that are timed by default."""
-        return collectives(self.ranks, self.capacity_mib)
-
-    def prepare_call(self, call: KernelCall, device: torch.device) -> Run:
-        """Order each rank to create its tensors, and return a function that does nothing.
-
-        Raises:
-            ExplainedError: A rank failed.
-        """
-        del device
-        if not call.form.is_collective or call["ranks"] != self.ranks:
-            raise InputError(f"{call} is not a collective of {self.ranks} ranks")
-        self._order("prepare", call.text)
-        return _nothing
-
-    def time_steps(self, step: Callable[[], None], count: int) -> list[float]:
-        del step
-        slowest: list[float] = max(self._order("time", count), key=median)
-        return slowest
-
-    def watch_memory(self) -> None:
-        """Do nothing, because the sizes of all tensors are known."""
-
-    def memory(self) -> MemoryReading:
-        return MemoryReading(peak_mib=None, method="none")
-
-    def open_window(self, step: Callable[[], None], *, is_metered: bool = True) -> None:
-        del step, is_metered
-        self._order("open")
-
-    def close_window(self) -> Window:
-        return window_of_all(self._order("close"), shares_meter=self.uses_host_memory)
-
-    def _order(self, *order: Any) -> list[Any]:
-        # Orders after a failure raise the same failure.
-        if self._failure is None:
-            answers = self.processes.order(*order)
-            if not isinstance(answers, Findings):
-                return answers
-            self._failure = answers
-        raise ExplainedError(self._failure)
-
-
-def collectives(ranks: int, memory_mib: float) -> list[KernelCall]:
-    """Return the collectives that characterize the links between the ranks of a node.
-
-    Sizes include those of DDP buckets and FSDP blocks. Calls are sorted by size, so a budget cuts
-    off the largest calls of each operator.
-
-    Args:
-        ranks: Number of ranks.
-        memory_mib: Memory of a rank, which limits the sizes.
-    """
-    largest = min(_LARGEST_BYTES, memory_mib * _MIB * _LARGEST_SHARE)
-    sizes = [size for size in _BYTES if size <= largest]
-    return [
-        KernelCall.of(operator, ranks=ranks, elements=max(size // 4 // ranks, 1) * ranks)
-        for size in sizes
-        for operator in (Operator.ALL_REDUCE, Operator.ALL_GATHER, Operator.REDUCE_SCATTER)
-    ]
-
-
-def serve(device: StepDevice, replica: Replica, orders: Connection) -> NoReturn:
-    """Execute the orders of the measuring process in a rank, and send a response to each."""
-    run: Run = _nothing
-    while True:
-        answer: Any = None
-        match orders.recv():
-            case ("capacity",):
-                answer = device.capacity_mib
-            case ("prepare", text):
-                run = _nothing  # frees the tensors of the previous call first
-                run = _collective(KernelCall.from_text(text), device.torch_device)
-            case ("time", count):
-                replica.align()
-                answer = device.time_steps(run, count)
-            case ("open",):
-                device.open_window(run, is_metered=False)
-            case ("close",):
-                answer = device.close_window()
-        orders.send(answer)
-
-
-def _collective(call: KernelCall, device: torch.device) -> Run:
-    import torch
-    import torch.distributed as dist
-
-    whole = torch.ones(call["elements"], device=device)
-    if call.operator is Operator.ALL_REDUCE:
-        whole.zero_()  # repeated sums must not overflow
-        return lambda: dist.all_reduce(whole)
-    share = torch.zeros(call["elements"] // call["ranks"], device=device)
-    if call.operator is Operator.ALL_GATHER:
-        return lambda: dist.all_gather_into_tensor(whole, share)
-    return lambda: dist.reduce_scatter_tensor(share, whole)
-
-
-def _nothing() -> None:
-    return None

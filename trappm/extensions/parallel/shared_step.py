@@ -13,8 +13,7 @@ from math import exp, hypot, log
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
-from trappm.extensions.parallel.link_fit import known_node
-from trappm.extensions.parallel.links import Group, Node
+from trappm.extensions.parallel.links import Group, Node, node_of
 from trappm.extensions.parallel.schedules import Parallelism, Strategy, strategy_of
 from trappm.prediction.costs import prices_of
 from trappm.prediction.device_names import precision_gap
@@ -226,7 +225,6 @@ class SharedStep:
     """Work of the step, scaled to the predicted time."""
     needs: MemoryNeeds
     node: Node
-    about_links: tuple[str, ...] = ()
     divided: DividedStep | None = None
     """Step whose blocks can be divided; None if the model has no identical blocks."""
     mixed: MemoryNeeds | None = None
@@ -247,7 +245,7 @@ class SharedStep:
         """Predict the step on one GPU, and load its kernels and tensors."""
         question = Question(batch_size=batch_size, phase=Phase.TRAIN, **settings)
         key = question.device_keys(device, None)[0]
-        node, about_links = known_node(key)  # before torch is imported, which takes a second
+        node = node_of(key)  # before torch is imported, which takes a second
         from trappm.extensions.parallel.rank_memory import traced_needs
         from trappm.prediction.answering import answers
         from trappm.prediction.models.subjects import Subject, subject_of
@@ -283,7 +281,6 @@ class SharedStep:
             needs=needs,
             mixed=_mixed_needs(subject, question.settings(trained), needs, workload, key),
             node=node,
-            about_links=about_links,
             divided=divided,
         )
 
@@ -352,7 +349,7 @@ class SharedStep:
                 "samples_per_s": (1000 * samples / high_ms, 1000 * samples / low_ms),
             },
             snapshot=f"{single.snapshot}",
-            remarks=(*self.about_links, *single.remarks, *([MIXED_REMARK] if mixed else [])),
+            remarks=(*single.remarks, *([MIXED_REMARK] if mixed else [])),
         )
 
     def _is_mixed(self, parallelism: Parallelism) -> bool:
@@ -468,8 +465,6 @@ def _work(
 
 def _links(node: Node, parallelism: Parallelism) -> str:
     text = f"{node.name}: {node.inner.kind} with {node.inner.gbs:g} GB/s per GPU"
-    if node.inner.source.startswith("characterised"):
-        text += f", {node.inner.source}"
     if parallelism.nodes > 1:
         text += f", {node.network.gbs * 8:g} Gbit/s ({node.network.kind}) per node"
     return text

@@ -1,99 +1,69 @@
-"""`trappm roofline`: the roofline of devices, and the kernels of a step under it."""
+"""`trappm roofline`: what bounds a step, and its kernels under the rooflines of devices."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from trappm.cli import devices as devices_command
 from trappm.cli import options, shell
-from trappm.cli.options import AsJson, BatchSize, InputSize, print_json
-from trappm.prediction.device_names import DEFAULT_DEVICE
-
-if TYPE_CHECKING:
-    from trappm.profiler.kernels.kernel_call import KernelMeasurement
+from trappm.cli.options import print_json
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command, and the ceilings to `trappm devices NAME`."""
+    """Add the command."""
     app.command(rich_help_panel="Predict")(roofline)
-    devices_command.DETAILS.append(_detail)
-
-
-def _detail(key: str, kernels: Sequence[KernelMeasurement]) -> str | None:
-    """Describe the ceilings of a device; None if they are unknown."""
-    from trappm.extensions.roofline.report import ceilings_text
-    from trappm.extensions.roofline.roofs import device_of
-
-    device = device_of(key, kernels)
-    return f"ceilings: {ceilings_text(device)}" if device.roofs else None
 
 
 def roofline(
-    devices: Annotated[
+    model: options.Model,
+    device: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="DEVICE",
-            help="Devices by any of their names (default: a100-40gb).",
+        typer.Option(
+            "--device",
+            help="Device by any of its names, repeatable (default: a100-40gb).",
             autocompletion=shell.devices,
         ),
     ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="timm architecture or ONNX file whose step to show.")
-    ] = None,
-    batch_size: BatchSize = None,
-    input_size: InputSize = None,
+    batch_size: options.BatchSize = None,
+    input_size: options.InputSize = None,
     sequence_length: options.SequenceLength = None,
     phase: options.Phase = "train",
     precision: options.Precision = None,
     memory_format: options.MemoryFormat = None,
     optimizer: options.Optimizer = None,
-    snapshot: Annotated[
-        str | None, typer.Option(help="Snapshot that predicts kernel times, as in predict.")
-    ] = None,
+    snapshot: options.SnapshotName = None,
     png: Annotated[Path | None, typer.Option(help="Draw the roofline into this file.")] = None,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
-    """Show the rooflines of devices, and what bounds a model's step on them.
+    """Show what bounds a step on GPUs, and its kernels under the peaks of their data sheets.
 
-    Ceilings come from measured kernels, or from the data sheet if there are no measurements.
-
-    Example: trappm roofline v100 a100 --model resnet50 --batch-size 64
+    Example: trappm roofline resnet50 --batch-size 64 --device v100 --device a100
     """
     from trappm.extensions.roofline.drawing import draw_png
-    from trappm.extensions.roofline.report import devices_json, print_rooflines
-    from trappm.extensions.roofline.roofs import known_device
-    from trappm.label_store import store_or_none_yet
-    from trappm.store import Home
+    from trappm.extensions.roofline.report import print_rooflines, rooflines_json
+    from trappm.extensions.roofline.steps import known_devices_of, roofed_steps
+    from trappm.prediction.models.subjects import subject_of
+    from trappm.prediction.question import Question
     from trappm.terminal.plots import require_matplotlib
 
     if png is not None:
         require_matplotlib("--png")
-    names = devices or [DEFAULT_DEVICE]
-    with store_or_none_yet(Home.find()) as store:
-        known = [known_device(store, name) for name in names]
-    steps = []
-    if model is not None:
-        from trappm.extensions.roofline.steps import roofed_steps
-        from trappm.prediction.models.subjects import subject_of
-        from trappm.prediction.question import Question
-
-        question = Question(
-            batch_size=batch_size,
-            phase=phase,
-            precision=precision,
-            memory_format=memory_format,
-            optimizer=optimizer,
-            snapshot=snapshot,
-        )
-        subject = subject_of(model, input_size=input_size, sequence_length=sequence_length)
-        steps = roofed_steps(question, subject, known)
+    question = Question(
+        batch_size=batch_size,
+        phase=phase,
+        precision=precision,
+        memory_format=memory_format,
+        optimizer=optimizer,
+        snapshot=snapshot,
+    )
+    devices = known_devices_of(question, device)
+    subject = subject_of(model, input_size=input_size, sequence_length=sequence_length)
+    steps = roofed_steps(question, subject, devices)
     if png is not None:
-        draw_png(known, steps, png)
+        draw_png(steps, png)
     if as_json:
-        print_json(devices_json(known, steps))
+        print_json(rooflines_json(steps))
     else:
-        print_rooflines(known, steps, is_default=not devices)
+        print_rooflines(steps, is_default=not device)

@@ -1,8 +1,8 @@
-"""Plots of rooflines of one or several devices, as text for a terminal or as a PNG.
+"""Plots of a step under the rooflines of one or several devices, as text or as a PNG.
 
 Both axes are logarithmic: FLOP per byte, and TFLOP/s. Slanted lines are bandwidths, horizontal
-lines compute peaks. Data sheet values are dashed (dotted in text). Points are the kernels of a
-step; tiny kernels far below all ceilings are drawn at the edge of the plot.
+lines compute peaks. Points are the kernels of a step; tiny kernels far below all ceilings are drawn
+at the edge of the plot.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from trappm.extensions.roofline.roofs import BANDWIDTH, COMPUTE, ON_PAPER, KnownDevice
-from trappm.profiler.errors import InputError
+from trappm.extensions.roofline.roofs import BANDWIDTH, COMPUTE, KnownDevice
 from trappm.profiler.text import number_text
 from trappm.terminal.plots import new_figure, save_png
 
@@ -44,27 +43,23 @@ class Line(NamedTuple):
 
     name: str
     ends: tuple[tuple[float, float], tuple[float, float]]
-    is_timed: bool
 
 
 def lines(device: KnownDevice, low: float, high: float) -> list[Line]:
     """Return the ceilings of a device between two intensities; equal ones are one line."""
     peaks, levels = [*device.of(COMPUTE).values()], [*device.of(BANDWIDTH).values()]
-    top = max((roof.value for roof in peaks), default=None)
-    steepest = max((roof.value for roof in levels), default=None)
+    top = max(roof.value for roof in peaks)
+    steepest = max(roof.value for roof in levels)
     drawn = []
     for value, same in groupby(sorted(peaks, key=lambda r: r.value), key=lambda r: r.value):
         roofs = [*same]
-        start = low if steepest is None else min(max(low, 1000 * value / steepest), high)
+        start = min(max(low, 1000 * value / steepest), high)
         name = f"{', '.join(roof.of for roof in roofs)} {number_text(value)} TFLOP/s"
-        ends = (start, value), (high, value)
-        drawn.append(Line(name, ends, roofs[0].source != ON_PAPER))
+        drawn.append(Line(name, ((start, value), (high, value))))
     for roof in levels:
-        end = high if top is None else max(min(high, 1000 * top / roof.value), low)
+        end = max(min(high, 1000 * top / roof.value), low)
         ends = (low, low * roof.value / 1000), (end, end * roof.value / 1000)
-        drawn.append(
-            Line(f"{roof.of} {number_text(roof.value)} GB/s", ends, roof.source != ON_PAPER)
-        )
+        drawn.append(Line(f"{roof.of} {number_text(roof.value)} GB/s", ends))
     return drawn
 
 
@@ -76,23 +71,17 @@ def span(steps: Sequence[RoofedStep]) -> tuple[float, float]:
 
 
 def floor(devices: Sequence[KnownDevice], low: float) -> float:
-    """Return the lower edge of the plot in TFLOP/s, well below the lowest ceiling.
-
-    Raises:
-        InputError: No ceiling is known.
-    """
+    """Return the lower edge of the plot in TFLOP/s, well below the lowest ceiling."""
     values = [roof.value for device in devices for roof in device.of(COMPUTE).values()]
     values += [r.value * low / 1000 for d in devices for r in d.of(BANDWIDTH).values()]
-    if not values:
-        names = ", ".join(device.key for device in devices)
-        raise InputError(f"no ceiling of {names} is known; measure it on an idle host")
     return min(values) / _ROOM
 
 
-def as_text(devices: Sequence[KnownDevice], steps: Sequence[RoofedStep]) -> str:
+def as_text(steps: Sequence[RoofedStep]) -> str:
     """Return the plot as text, 78 columns wide."""
     import plotext
 
+    devices = [step.device for step in steps]
     low, high = span(steps)
     lowest_tflops = floor(devices, low)
     plotext.clear_figure()
@@ -106,7 +95,7 @@ def as_text(devices: Sequence[KnownDevice], steps: Sequence[RoofedStep]) -> str:
             xs, ys = (
                 np.geomspace(*ends, 2 * _COLUMNS).tolist() for ends in zip(*line.ends, strict=True)
             )
-            plotext.plot(xs, ys, marker=mark if line.is_timed else "·")
+            plotext.plot(xs, ys, marker=mark)
     for number, step in enumerate(steps):
         shown = [p for p in step.kernels.points if p.share > _SHOWN_SHARE]
         ys = [max(p.tflops, lowest_tflops) for p in shown]
@@ -125,26 +114,23 @@ def as_text(devices: Sequence[KnownDevice], steps: Sequence[RoofedStep]) -> str:
     return text
 
 
-def key_of_text(devices: Sequence[KnownDevice], steps: Sequence[RoofedStep]) -> str:
+def key_of_text(steps: Sequence[RoofedStep]) -> str:
     """Return the legend of `as_text` in one line."""
-    parts = []
-    for number, device in enumerate(devices):
-        line = (
-            _MARKS[1][number % len(_MARKS[1])]
-            if any(roof.source != ON_PAPER for roof in device.roofs)
-            else "·"
-        )
-        mark = f" and {_MARKS[0][number % len(_MARKS[0])]} (a kernel)" if steps else ""
-        parts.append(f"{line}{mark}: {device.key}")
-    return "; ".join(parts) + "; ·: from a data sheet"
+    points, rules = _MARKS
+    return "; ".join(
+        f"{rules[number % len(rules)]} and {points[number % len(points)]} (a kernel): "
+        f"{step.device.key}"
+        for number, step in enumerate(steps)
+    )
 
 
-def draw_png(devices: Sequence[KnownDevice], steps: Sequence[RoofedStep], path: Path) -> None:
+def draw_png(steps: Sequence[RoofedStep], path: Path) -> None:
     """Write the plot to a file; the area of a point is the kernel's share of the step.
 
     Raises:
-        InputError: No ceiling is known, or the file cannot be written.
+        InputError: The file cannot be written.
     """
+    devices = [step.device for step in steps]
     low, high = span(steps)
     lowest_tflops = floor(devices, low)
     figure = new_figure(9, 5.6)
@@ -153,10 +139,7 @@ def draw_png(devices: Sequence[KnownDevice], steps: Sequence[RoofedStep], path: 
         colour = f"C{number}"
         for line in lines(device, low, high):
             (x0, y0), (x1, y1) = line.ends
-            axis.plot(
-                [x0, x1], [y0, y1], color=colour, linewidth=1.3,
-                linestyle="-" if line.is_timed else "--",
-            )  # fmt: skip
+            axis.plot([x0, x1], [y0, y1], color=colour, linewidth=1.3)
             is_level = y0 == y1
             axis.text(
                 high * (low / high) ** (0.25 * number) if is_level else 1.15 * x0,
@@ -182,13 +165,12 @@ def draw_png(devices: Sequence[KnownDevice], steps: Sequence[RoofedStep], path: 
     )
     handles = [axis.plot([], [], color=f"C{n}", label=d.key)[0] for n, d in enumerate(devices)]
     axis.legend(handles=handles, loc="lower right", frameon=False, fontsize=9)
-    title = "ceilings; dashed: from the data sheet"
-    if steps:
-        first = steps[0]
-        title = (
-            f"{first.model}, {first.phase} at batch {first.batch_size:,}, "
-            f"{first.settings.precision}: kernels by their share of the step\n{title}"
-        )
-    axis.set_title(title, fontsize=9.5)
+    first = steps[0]
+    axis.set_title(
+        f"{first.model}, {first.phase} at batch {first.batch_size:,}, "
+        f"{first.settings.precision}: kernels by their share of the step\n"
+        "ceilings from data sheets",
+        fontsize=9.5,
+    )
     axis.grid(which="major", color="0.9", linewidth=0.6)
     save_png(figure, path, dpi=130)

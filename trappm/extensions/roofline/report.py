@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from trappm.extensions.roofline.drawing import MOST_POINTS, as_text, key_of_text
-from trappm.extensions.roofline.roofs import BANDWIDTH, COMPUTE, LAUNCH, UNITS, KnownDevice
-from trappm.profiler.kernels.ceilings import sentence as ceilings_sentence
-from trappm.profiler.records import Outcome, Phase
+from trappm.extensions.roofline.roofs import BANDWIDTH, COMPUTE, LAUNCH, UNITS
+from trappm.profiler.records import Phase
 from trappm.profiler.text import number_text
-from trappm.reports.kernels import facts
 from trappm.terminal.tables import print_line, print_table
 
 if TYPE_CHECKING:
@@ -20,7 +17,7 @@ if TYPE_CHECKING:
 
 _ROWS = 10
 """Kernels in a table."""
-_KINDS = {"compute": "compute in", "bandwidth": "bandwidth in", "launch": "launch"}
+_KINDS = {"compute": "compute in", "bandwidth": "bandwidth in"}
 
 
 def sentence(step: RoofedStep, *, is_default: bool = False) -> str:
@@ -76,60 +73,34 @@ def to_json(step: RoofedStep) -> dict[str, Any]:
     }
 
 
-def print_rooflines(
-    devices: Sequence[KnownDevice], steps: Sequence[RoofedStep], *, is_default: bool = False
-) -> None:
-    """Print the ceilings of devices, and the step on each of them if given.
+def print_rooflines(steps: Sequence[RoofedStep], *, is_default: bool = False) -> None:
+    """Print what bounds the step on each device, the ceilings, and the largest kernels.
 
     Args:
-        devices: Devices with their ceilings.
-        steps: One step per device, or none.
+        steps: The step on each device.
         is_default: Whether the question named no device.
     """
     for step in steps:
         print_line(f"{sentence(step, is_default=is_default)} Times are based on {step.source}.")
-    for device in devices:
-        name = "" if device.name == device.key else f" ({device.name})"
-        print_line(f"{device.key}{name}: {ceilings_text(device)}.")
-    if any(device.of(COMPUTE) or device.of(BANDWIDTH) for device in devices):
-        print_line(as_text(devices, steps))
-        print_line(f"{key_of_text(devices, steps)}.")
-    for device in devices:
-        rows = [
-            (f"{_KINDS[r.kind]} {r.of}", r.value, UNITS[r.kind], r.source) for r in device.roofs
-        ]
-        print_table(f"ceilings of {device.key}", ("of", "at best", "unit", "source"), rows)
+    print_line(as_text(steps))
+    print_line(f"{key_of_text(steps)}.")
+    for device in [step.device for step in steps]:
+        rows = [(f"{_KINDS[r.kind]} {r.of}", r.value, UNITS[r.kind]) for r in device.roofs]
+        print_table(f"data sheet of {device.key}", ("of", "at best", "unit"), rows)
     for step in steps:
         _print_kernels(step)
-    for device in devices if not steps else ():
-        _print_counts(device)
 
 
-def devices_json(
-    devices: Sequence[KnownDevice], steps: Sequence[RoofedStep]
-) -> list[dict[str, Any]]:
+def rooflines_json(steps: Sequence[RoofedStep]) -> list[dict[str, Any]]:
     """Return ceilings and steps as JSON values, one entry per device."""
-    rows = []
-    for number, device in enumerate(devices):
-        kernels = device.kernels
-        row = facts(device.key, kernels, device.measured)
-        row["device_name"] = device.name
-        row["provenances"] = sorted({kernel.provenance.value for kernel in kernels})
-        row["newest"] = max((kernel.started_at for kernel in kernels), default=None)
-        row["roofs"] = [{**vars(roof), "unit": UNITS[roof.kind]} for roof in device.roofs]
-        row["step"] = to_json(steps[number]) if steps else None
-        rows.append(row)
-    return rows
-
-
-def ceilings_text(device: KnownDevice) -> str:
-    """Describe the ceilings of a device."""
-    if device.kernels:
-        return ceilings_sentence(device.measured)
-    values = ", ".join(
-        f"{number_text(r.value)} {UNITS[r.kind]} {_KINDS[r.kind]} {r.of}" for r in device.roofs
-    )
-    return f"from its data sheet, since no kernels were measured: {values}"
+    return [
+        {
+            "device": step.device.key,
+            "roofs": [{**vars(roof), "unit": UNITS[roof.kind]} for roof in step.device.roofs],
+            "step": to_json(step),
+        }
+        for step in steps
+    ]
 
 
 def _print_kernels(step: RoofedStep) -> None:
@@ -142,11 +113,3 @@ def _print_kernels(step: RoofedStep) -> None:
         ("kernel", "size", "runs", "share", "bound", "FLOP/byte", "TFLOP/s"),
         rows,
     )
-
-
-def _print_counts(device: KnownDevice) -> None:
-    counts = Counter((k.call.operator.value, k.outcome is Outcome.OK) for k in device.kernels)
-    operators = sorted({operator for operator, _ in counts})
-    if operators:
-        rows = [(o, counts[o, True], counts[o, False]) for o in operators]
-        print_table(f"kernels of {device.key}", ("operator", "ok", "others"), rows)

@@ -7,8 +7,8 @@
 A kernel that is not a product does one operation per element that it reads or writes, whichever
 number is larger. The roofline model is from Williams, Waterman and Patterson, CACM 2009.
 
-Kernel times come from the device's heads if a snapshot has heads trained on its labels; else from
-constants shared by all devices, updated with the device's own kernels if any were measured.
+Kernel times come from the device's heads if a snapshot has heads for it; else from its data sheet
+and constants shared by all devices.
 """
 
 from __future__ import annotations
@@ -21,18 +21,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from trappm.extensions.roofline.roofs import BANDWIDTH, COMPUTE, LAUNCH, KnownDevice
+from trappm.extensions.roofline.roofs import BANDWIDTH, COMPUTE, LAUNCH, KnownDevice, known_device
 from trappm.learner.heads.device_heads import Heads
 from trappm.learner.heads.predictions import TrainedHeads
-from trappm.learner.physics.device_specs import CPU, spec_of
-from trappm.learner.physics.devices.joint_fit import Distribution
-from trappm.learner.physics.devices.known_devices import known_devices, measured_evidence
+from trappm.learner.physics.device_specs import spec_of
+from trappm.learner.physics.devices.known_devices import known_devices
 from trappm.learner.physics.kernel_terms import PRODUCTS, Peak, terms_of
-from trappm.learner.physics.kernel_times import Lookup, spreads, starting_constants, times_of
+from trappm.learner.physics.kernel_times import Lookup, times_of
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
-from trappm.prediction.device_names import key_among
-from trappm.profiler.errors import InputError, SnapshotError, UnsupportedModelError
+from trappm.profiler.errors import SnapshotError, UnsupportedModelError
 from trappm.profiler.records import StepSettings
 from trappm.profiler.simulation.kernel_profile import KernelKind, Kernels, KernelTable, Pass, Size
 from trappm.profiler.text import number_text
@@ -108,7 +106,7 @@ def step_kernels(
             times of all kernels.
 
     Raises:
-        InputError: The workload has no kernels, or the device no compute and memory ceilings.
+        InputError: The workload has no kernels.
     """
     terms = terms_of([workload], prior.spec)
     with torch.no_grad():
@@ -163,15 +161,9 @@ def step_kernels(
 def _bound(device: KnownDevice, point: KernelPoint) -> str:
     if point.launch_ms > _MOSTLY * point.time_ms:
         return LAUNCH
-    peaks, memory = device.of(COMPUTE), device.memory
-    peak = peaks.get(point.data_type) or peaks.get("fp32")
-    if peak is None or memory is None:
-        raise InputError(
-            f"the compute or memory ceiling of {device.key} is unknown, so it is unknown what "
-            "bounds a step; measure both with: trappm measure --kernels --device "
-            f"{device.key}"
-        )
-    ridge = 1000 * peak.value / memory.value
+    peaks = device.of(COMPUTE)
+    peak = peaks.get(point.data_type) or peaks["fp32"]
+    ridge = 1000 * peak.value / device.memory.value
     return COMPUTE if point.intensity > ridge else BANDWIDTH
 
 
@@ -242,14 +234,24 @@ class RoofedStep:
         return 1000 * self.batch_size / self.step_time_ms
 
 
+def known_devices_of(question: Question, names: Sequence[str] | None) -> list[KnownDevice]:
+    """Return the devices with these names; the usual device of `trappm predict` without a name.
+
+    Raises:
+        SnapshotError: As `Question.device_keys`.
+        InputError: As `Question.device_keys`, or a device is not in the catalogue.
+    """
+    keys = question.device_keys(None, names or None)
+    return [known_device(key, question.snapshot_for(key).card(key)) for key in keys]
+
+
 def roofed_steps(
     question: Question, subject: Subject, devices: Sequence[KnownDevice]
 ) -> list[RoofedStep]:
     """Return the step on each of the devices.
 
     Raises:
-        InputError: A device is not in the catalogue, its ceilings are unknown, or the batch size
-            differs from the fixed one of the model.
+        InputError: The batch size differs from the fixed one of the model.
         UnsupportedModelError: The kernels cannot be traced.
     """
     heads = [_trained(question, device) for device in devices]
@@ -274,7 +276,7 @@ def roofed_steps(
     workloads = [workload(batch_size)] + ([] if fixed else [workload(2 * batch_size)])
     rows = []
     for device, (head, source, _) in zip(devices, heads, strict=True):
-        prior = _without_labels(device) if head is None else head.prior
+        prior = _shared_prior(device) if head is None else head.prior
         assert isinstance(prior, StepTimePrior)  # noqa: S101  (`_trained` takes no other)
         times_ms = (
             np.exp(prior.log_values(workloads)) if head is None else head.predict(workloads).median
@@ -318,37 +320,27 @@ _UNTRAINED = TrainedHeads(Heads(heads={}, label_count=0), ())
 def _trained(
     question: Question, device: KnownDevice
 ) -> tuple[Head[Prior] | None, str, TrainedHeads | None]:
-    """Return the kernel-based step time head, its source, and all heads if trained on labels.
-
-    Measured kernels of the device take precedence over a head without labels.
-    """
+    """Return the kernel-based step time head, its source, and all heads if trained on labels."""
     without_labels: tuple[Head[Prior], str] | None = None
     for snapshot in question.snapshots:
         try:
-            key = key_among([snapshot.manifest], device.key)
-            trained = snapshot.trained(key, question.phase)
+            trained = snapshot.trained(device.key, question.phase)
         except SnapshotError:
             continue
         heads = trained.heads
         head = heads.heads.get("step_time_ms") if isinstance(heads, Heads) else None
         if head is None or not isinstance(head.prior, StepTimePrior):
             continue
-        basis = snapshot.bases(key, question.phase).get("step_time_ms", "labels")
+        basis = snapshot.bases(device.key, question.phase).get("step_time_ms", "labels")
         source = f"{basis}, in snapshot {snapshot.id[:8]}"
         if head.familiarity is not None:
             return head, source, trained
         without_labels = without_labels or (head, source)
-    if device.kernels:
-        return None, "its measured kernels and constants shared by all devices", None
     if without_labels is not None:
         return *without_labels, None
     return None, "its data sheet and constants shared by all devices", None
 
 
-def _without_labels(device: KnownDevice) -> StepTimePrior:
-    """Return a prior from the data sheet and measured kernels; raises InputError as `spec_of`."""
-    spec = spec_of(device.card)
-    # The constants of known devices were learned on GPUs.
-    everything = Distribution.first(starting_constants(), spreads(1.0), of_devices=1.0)
-    common = everything if spec is CPU else known_devices()
-    return StepTimePrior.like_others(spec, common, measured_evidence(spec, device.kernels))
+def _shared_prior(device: KnownDevice) -> StepTimePrior:
+    """Return a prior from the data sheet and constants shared by all devices."""
+    return StepTimePrior.like_others(spec_of(device.card), known_devices())

@@ -1,9 +1,8 @@
 """Predictions for the server's requests, with a cache, worker threads and the tracing process.
 
 The key of a cached answer has everything it depends on: snapshots, model, device, settings and
-prices. One thread evaluates heads. Another thread computes rooflines and multi-GPU steps, because
-a device known only by its kernels needs a slow fit. A model without profiles is first traced in
-the sandboxed process (`tracing`).
+prices. One thread evaluates heads. Another thread computes rooflines and multi-GPU steps, which
+take longer. A model without profiles is first traced in the sandboxed process (`tracing`).
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from trappm.extensions.web.loaded_snapshots import LoadedSnapshots
 from trappm.extensions.web.metrics import Metrics
 from trappm.extensions.web.schemas import RooflineQuestion, ScalingQuestion, Settings
 from trappm.extensions.web.uploads import Model, ModelTracer, Shared
-from trappm.label_store import store_or_none_yet
 from trappm.prediction.answering import answers
 from trappm.prediction.costs import prices_version
 from trappm.prediction.models.subjects import UnprofiledError, known_subject, name_key
@@ -30,10 +28,8 @@ from trappm.prediction.prediction import breakdown_dict
 from trappm.prediction.question import Question
 from trappm.profiler.errors import InputError, TrappmError
 from trappm.profiler.records import Phase
-from trappm.store import Home
 
 if TYPE_CHECKING:
-    from trappm.extensions.roofline.roofs import KnownDevice
     from trappm.prediction.models.tracers import TracedStep
     from trappm.prediction.prediction import Prediction
     from trappm.profiler.records import StepSettings
@@ -103,25 +99,26 @@ class Answerer:
         unable = Question(**settings.for_question(), snapshots=snapshots).unable_devices()
         return [{"device": key, "reason": reason} for key, reason in unable.items()]
 
-    async def rooflines(self, request: RooflineQuestion, model: Model | None) -> bytes:
+    async def rooflines(self, request: RooflineQuestion, model: Model) -> bytes:
         """Return the JSON of `trappm roofline --json`: a list with one entry per device.
 
         Raises:
             TrappmError: A device is unknown; and as `tracing`.
         """
         with _other_extension("roofline"):
-            from trappm.extensions.roofline.report import devices_json
-            from trappm.extensions.roofline.steps import roofed_steps, step_settings
-        loop = asyncio.get_running_loop()
-        devices = await loop.run_in_executor(self._kernels_thread, _known_devices, request.devices)
-        if model is None:
-            return json.dumps(devices_json(devices, ()), default=str).encode()
+            from trappm.extensions.roofline.report import rooflines_json
+            from trappm.extensions.roofline.steps import (
+                known_devices_of,
+                roofed_steps,
+                step_settings,
+            )
         snapshots = await self.snapshots.named(request.snapshot)
         question = Question(**request.for_question(), snapshots=snapshots)
+        devices = known_devices_of(question, request.devices)
 
         def work() -> bytes:
             steps = roofed_steps(question, known_subject(model.key), devices)
-            return json.dumps(devices_json(devices, steps), default=str).encode()
+            return json.dumps(rooflines_json(steps), default=str).encode()
 
         settings = [step_settings(question, devices)]
         return await self._traced(self._kernels_thread, model, settings, work)
@@ -268,10 +265,3 @@ def _other_extension(name: str) -> Iterator[None]:
         if not (error.name or "").startswith(f"trappm.extensions.{name}"):
             raise
         raise InputError(f"the extension {name!r} is not installed on this server") from error
-
-
-def _known_devices(names: Sequence[str]) -> list[KnownDevice]:
-    from trappm.extensions.roofline.roofs import known_device
-
-    with store_or_none_yet(Home.find()) as store:
-        return [known_device(store, name) for name in names]

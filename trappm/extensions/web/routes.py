@@ -117,8 +117,7 @@ async def compare_upload(inquiry: UploadInquiry, answerer: Service) -> Response:
 @router.post("/v1/roofline")
 async def roofline(question: RooflineQuestion, answerer: Service) -> Response:
     """Return rooflines and the bounds of a step, as `trappm roofline --json`."""
-    name = question.model
-    model = None if name is None else named_model(name, question.input_size)
+    model = named_model(question.model, question.input_size)
     return _json(await answerer.rooflines(question, model))
 
 

@@ -92,15 +92,15 @@ class Question(Settings):
 
 
 class RooflineQuestion(Step):
-    """Devices and optionally a model for `trappm roofline`."""
+    """A step and the devices whose rooflines to show it under; see `trappm roofline`."""
 
+    model: Name = Field(description="A timm name.")
     devices: tuple[Name, ...] = Field(
         (DEFAULT_DEVICE,),
         min_length=1,
         max_length=MAX_OVERLAID,
-        description="Keys of devices or names of GPUs.",
+        description="GPUs, such as v100.",
     )
-    model: Name | None = Field(None, description="A timm name (default: only the ceilings).")
     phase: Name = Field("train", description="train or infer")
 
 

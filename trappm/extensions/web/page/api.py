@@ -113,6 +113,5 @@ def list_models() -> dict[str, Any]:
 
 @router.get("/devices")
 def list_devices() -> dict[str, Any]:
-    """Return the number of measured kernels by device, and all GPUs of the catalogue."""
-    with store_or_none_yet(Home.find()) as store:
-        return {"kernels": store.kernels.devices(), "cards": card_keys()}
+    """Return all GPUs of the catalogue."""
+    return {"cards": card_keys()}

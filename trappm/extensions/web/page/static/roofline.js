@@ -28,23 +28,22 @@ export async function rooflineView({ values, signal, main }) {
     answer(asked, result, signal);
   });
   main.replaceChildren(explored("Roofline", "roofline"), form, result);
-  if (values.devices) answer(values, result, signal);
+  if (values.model) answer(values, result, signal);
   else
     result.replaceChildren(
-      empty("What bounds a step?", "Ceilings come from a device's measured kernels or its data sheet. The kernels of a model are points below them.",
-        "trappm roofline v100 a100 --model resnet50 --batch-size 64", "trappm measure --kernels --device cpu-2t"));
+      empty("What bounds a step?", "Ceilings come from a device's data sheet. The kernels of a model are points below them.",
+        "trappm roofline resnet50 --batch-size 64 --device v100 --device a100"));
   return null;
 }
 
-function questionForm(values, { kernels, cards }, signal, ask) {
+function questionForm(values, { cards }, signal, ask) {
   const problem = h("p", { class: "problem", role: "alert" });
-  const names = [...Object.keys(kernels), ...cards.filter((name) => !(name in kernels))];
   const form = h("form", { class: "card ask", novalidate: true },
     h("div", { class: "filters" },
       field("Devices (up to four)", "devices", values.devices ?? "", { placeholder: "v100, a100", list: "devices", autocomplete: "off", spellcheck: "false", maxlength: 200 }, "wide"),
-      h("datalist", { id: "devices" }, names.map((name) => h("option", { value: name }))),
+      h("datalist", { id: "devices" }, cards.map((name) => h("option", { value: name }))),
       completion(signal),
-      field("timm architecture", "model", values.model ?? "", { placeholder: "resnet50 (empty: only ceilings)", list: "models", autocomplete: "off", spellcheck: "false", maxlength: 200 }, "wide"),
+      field("timm architecture", "model", values.model ?? "", { placeholder: "resnet50", list: "models", autocomplete: "off", spellcheck: "false", maxlength: 200 }, "wide"),
       field("Batch size", "batch_size", values.batch_size ?? "64", { inputmode: "numeric" }),
       Object.entries(SETTINGS).map(([name, [label, options]]) => choice(label, name, options, values[name] ?? options[0][0])),
       h("div", { class: "buttons" }, h("button", { class: "primary" }, "Show"))),
@@ -53,6 +52,7 @@ function questionForm(values, { kernels, cards }, signal, ask) {
     event.preventDefault();
     const asked = Object.fromEntries([...new FormData(form)].map(([k, v]) => [k, v.trim()]).filter(([, v]) => v));
     const wrong = !asked.devices ? "Name a device, such as a100."
+      : !asked.model ? "Name an architecture, such as resnet50."
       : asked.batch_size && !/^[1-9][0-9]{0,8}$/.test(asked.batch_size) ? `Invalid batch size: “${asked.batch_size}”. Enter a whole number of 1 or more.` : "";
     problem.replaceChildren(wrong);
     if (!wrong) ask(asked);
@@ -66,28 +66,27 @@ async function answer(asked, result, signal) {
   asking?.abort();
   const mine = (asking = new AbortController());
   signal.addEventListener("abort", () => mine.abort(), { once: true });
-  const { devices, batch_size: size, model, ...rest } = asked;
-  const question = { ...rest, devices: devices.split(",").map((name) => name.trim()).filter(Boolean) };
-  if (model) Object.assign(question, { model, batch_size: Number(size ?? 1) });
+  const { devices = "", batch_size: size, ...rest } = asked;
+  const names = devices.split(",").map((name) => name.trim()).filter(Boolean);
+  const question = { ...rest, batch_size: Number(size ?? 1), ...(names.length > 0 && { devices: names }) };
   result.replaceChildren(waiting("Computing; a new model takes some seconds"));
   try {
     const rows = await post("v1/roofline", question, mine.signal);
     if (mine.signal.aborted) return;
     result.replaceChildren(...shown(rows));
-    tell(rows.map((row) => row.step?.sentence ?? row.device).join(" "));
+    tell(rows.map((row) => row.step.sentence).join(" "));
   } catch (error) {
     if (!mine.signal.aborted) result.replaceChildren(errorBox(error));
   }
 }
 
 function shown(rows) {
-  const steps = rows.filter((row) => row.step);
   return [
-    steps.length > 0 && card("What bounds the step", steps.map(({ step }) => [h("p", {}, step.sentence), h("p", { class: "muted small" }, `Times are based on ${step.source}.`)])),
-    card(steps.length ? `Kernels of ${steps[0].step.model} under the ceilings` : "Ceilings", roofline(rows)),
+    card("What bounds the step", rows.map(({ step }) => [h("p", {}, step.sentence), h("p", { class: "muted small" }, `Times are based on ${step.source}.`)])),
+    card(`Kernels of ${rows[0].step.model} under the ceilings`, roofline(rows)),
     h("div", { class: "devices" }, rows.map(ceilings)),
-    ...steps.map(({ device, step }) => card(`Largest kernels on ${device}`, kernels(step.kernels.slice(0, 15)))),
-  ].filter(Boolean);
+    ...rows.map(({ device, step }) => card(`Largest kernels on ${device}`, kernels(step.kernels.slice(0, 15)))),
+  ];
 }
 
 // Plot.
@@ -102,12 +101,12 @@ export function lines(row, low, high) {
   const steepest = Math.max(...levels.map((roof) => roof.value));
   const level = [...new Set(peaks.map((roof) => roof.value))].map((value) => {
     const same = peaks.filter((roof) => roof.value === value);
-    const start = levels.length ? Math.min(Math.max(low, (1000 * value) / steepest), high) : low;
-    return { name: `${same.map((roof) => roof.of).join(", ")} ${number(value)} TFLOP/s`, from: [start, value], to: [high, value], timed: same[0].source !== "data sheet" };
+    const start = Math.min(Math.max(low, (1000 * value) / steepest), high);
+    return { name: `${same.map((roof) => roof.of).join(", ")} ${number(value)} TFLOP/s`, from: [start, value], to: [high, value] };
   });
   const slanted = levels.map((roof) => {
-    const end = peaks.length ? Math.max(Math.min(high, (1000 * top) / roof.value), low) : high;
-    return { name: `${roof.of} ${number(roof.value)} GB/s`, from: [low, (low * roof.value) / 1000], to: [end, (end * roof.value) / 1000], timed: roof.source !== "data sheet", slanted: true };
+    const end = Math.max(Math.min(high, (1000 * top) / roof.value), low);
+    return { name: `${roof.of} ${number(roof.value)} GB/s`, from: [low, (low * roof.value) / 1000], to: [end, (end * roof.value) / 1000], slanted: true };
   });
   return [...level, ...slanted];
 }
@@ -119,17 +118,16 @@ const decades = (low, high) => {
 };
 
 function roofline(rows) {
-  const points = rows.flatMap((row) => row.step?.kernels ?? []);
+  const points = rows.flatMap((row) => row.step.kernels);
   const low = Math.min(LOW, ...points.filter((p) => p.share > 0.002).map((p) => 0.7 * p.intensity));
   const high = Math.max(HIGH, ...points.filter((p) => p.share > 0.002).map((p) => 1.4 * p.intensity));
   const all = rows.map((row) => lines(row, low, high));
   const ends = all.flat().flatMap((line) => [line.from[1], line.to[1]]);
-  if (!ends.length) return h("p", { class: "muted" }, "No ceiling is known; measure the device on an idle host.");
   const least = Math.min(...ends) / ROOM;
   const most = Math.max(...ends, ...points.map((p) => p.tflops)) * 1.5;
-  const label = rows.map((row) => row.step?.sentence ?? `Ceilings of ${row.device}: ${row.roofs.map((r) => `${r.of} ${number(r.value)} ${r.unit}`).join(", ")}`).join(" ");
+  const label = rows.map((row) => row.step.sentence).join(" ");
   const roofs = all.flatMap((some, at) => some.map((line) => ({ ...line, at, x1: line.from[0], y1: line.from[1], x2: line.to[0], y2: line.to[1], stroke: colour(at) })));
-  const dots = rows.flatMap((row, at) => (row.step?.kernels ?? []).map((p) => ({
+  const dots = rows.flatMap((row, at) => row.step.kernels.map((p) => ({
     x: p.intensity, y: p.tflops, r: 1.5 + Math.sqrt((LARGEST * p.share) / Math.PI), fill: colour(at),
     tip: `${p.name} (${p.size}), ${number(p.count)} on ${row.device}: ${share(p.share)} of the step, ${number(p.tflops, 3)} TFLOP/s in ${p.data_type}, bound by ${p.bound}`,
   })));
@@ -146,17 +144,16 @@ function roofline(rows) {
       r: { type: "identity" },
       marks: [
         Plot.dot(dots, { x: "x", y: "y", r: "r", fill: "fill", fillOpacity: 0.7, stroke: "var(--surface)", strokeWidth: 0.75 }),
-        ...[true, false].map((timed) => Plot.link(roofs.filter((line) => line.timed === timed), { x1: "x1", y1: "y1", x2: "x2", y2: "y2", stroke: "stroke", strokeWidth: 2, strokeDasharray: timed ? null : "6 4", className: timed ? "roofs timed" : "roofs on-paper" })),
+        Plot.link(roofs, { x1: "x1", y1: "y1", x2: "x2", y2: "y2", stroke: "stroke", strokeWidth: 2, className: "roofs" }),
         Plot.text(roofs.filter((line) => line.slanted), { ...name, x: "x1", y: "y1", textAnchor: "start", dx: 8, rotate: (-180 / Math.PI) * Math.atan2(inY, inX) }),
         !isNarrow && Plot.text(roofs.filter((line) => !line.slanted), { ...name, x: (line) => line.x2 * 10 ** (-(line.at * Math.min(170, (width - 80) / rows.length)) / inX), y: "y2", textAnchor: "end" }),
         tips(dots),
       ],
     });
   });
-  const told = points.length ? "Points are kernels; their area is their share of the step. Kernels other than products count one operation per element. " : "";
-  return figure(`${told}Dashed ceilings are from a data sheet, solid ceilings from measured kernels.`,
+  return figure("Points are kernels; their area is their share of the step. Kernels other than products count one operation per element. Ceilings are from data sheets.",
     h("div", {}, legend(rows.map((row, at) => [row.device, at])), chart),
-    () => h("div", {}, rows.map(ceilingTable), rows.filter((row) => row.step).map((row) => kernels(row.step.kernels, row.device))));
+    () => h("div", {}, rows.map(ceilingTable), rows.map((row) => kernels(row.step.kernels, row.device))));
 }
 
 // Tables.
@@ -164,14 +161,12 @@ function roofline(rows) {
 const ceilingTable = (row) => table(`Ceilings of ${row.device}`, [
   { name: "of", label: "Of", header: true, cell: (roof) => `${roof.kind}: ${roof.of}` },
   { name: "value", label: "Best", numeric: true, cell: (roof) => `${number(roof.value)} ${roof.unit}` },
-  { name: "source", label: "Source", cell: (roof) => h("span", { class: "nowrap" }, roof.source) },
 ], row.roofs, { hideCaption: true });
 
 function ceilings(row) {
   const { step } = row;
   return card(row.device,
-    h("p", { class: "muted" }, row.kernels ? `${row.device_name}; ${number(row.kernels)} kernels` : `${row.device_name}; no kernel of it was timed`),
-    step && table(`What bounds the step on ${row.device}`, [
+    table(`What bounds the step on ${row.device}`, [
       { name: "bound", label: "Bound by", header: true, cell: ([bound]) => BOUNDS[bound] },
       { name: "share", label: "Share of the step", numeric: true, cell: ([, part]) => share(part) },
     ], Object.entries(step.shares), { hideCaption: true }),

@@ -1,1 +1,0 @@
-"""Single kernels with shapes and types, timed on a device or traced."""
