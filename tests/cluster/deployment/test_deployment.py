@@ -71,7 +71,7 @@ def test_every_node_installs_postgresql_support_and_the_dependencies_of_torch(na
     assert {option for option, _ in torch} == {"--extra-index-url"}
 
 
-@pytest.mark.parametrize("name", (*FILES, "deploy/gce_image.sh"))
+@pytest.mark.parametrize("name", [*FILES, "deploy/gce_image.sh"])
 def test_no_file_names_the_host_of_a_package_index_other_than_that_of_pytorch(name):
     text = (ROOT / name).read_text()
     assert not re.search(r"--index-url|PIP_INDEX_URL|pypi\.org|/simple\b", text)
