@@ -16,9 +16,9 @@ ARG TORCH_INDEX=https://download.pytorch.org/whl/cu126
 WORKDIR /opt/trappm
 # First what rarely changes, so that a new version of TraPPM does not fetch torch again.
 COPY constraints.txt ./
-# PyTorch's index comes first, for its builds; what else they need may be on PyPI only.
-RUN pip install --no-cache-dir -c constraints.txt torch torchvision \
-    --index-url "$TORCH_INDEX" --extra-index-url https://pypi.org/simple
+# PyTorch's index is an extra one, next to pip's default. Its builds win where the versions are equal,
+# because pip sorts 2.13.0+cu126 above 2.13.0.
+RUN pip install --no-cache-dir -c constraints.txt torch torchvision --extra-index-url "$TORCH_INDEX"
 COPY pyproject.toml README.md LICENSE ./
 COPY cluster cluster
 COPY learner learner

@@ -55,7 +55,7 @@ for part in "${!lists[@]}"; do
   done < <(scontrol show hostnames "${lists[$part]}")
 done
 database=${TRAPPM_DATABASE:-$(cat "$TRAPPM_HOME/database_url" 2>/dev/null || true)}
-if [ "${#hosts[@]}" -gt 1 ] && [[ $database != postgresql* ]]; then
+if [ "${#hosts[@]}" -gt 1 ] && [[ $database != postgres* ]]; then
   echo "slurm.sh: on ${#hosts[@]} hosts the label store must be PostgreSQL, since SQLite's log does not" \
     "work across hosts: set TRAPPM_DATABASE=postgresql+psycopg://user@host/labels, or take one host" \
     "(sbatch --nodes=1)" >&2

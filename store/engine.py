@@ -106,6 +106,8 @@ def make_engine(url: str, *, read_only: bool = False) -> Engine:
             "the database's address is not an SQLAlchemy URL, such as sqlite:////data/labels.db or "
             "postgresql+psycopg://user@host:5432/labels"
         ) from None
+    if parsed.drivername == "postgres":  # as libpq and hosting services write it
+        parsed = parsed.set(drivername="postgresql")
     system = parsed.get_backend_name()
     if system != "sqlite" and "@" in f"{parsed.host} {parsed.database}":
         raise StoreAccessError(  # the rest of a password would be taken for host and database

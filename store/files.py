@@ -16,6 +16,7 @@ import dataclasses
 import itertools
 import json
 import re
+from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -453,6 +454,8 @@ def read_jsonl(path: Path) -> Iterator[_Row]:
         InputError: A line is too long, or not an object.
     """
     with path.open("rb") as file:
+        if file.read(len(BOM_UTF8)) != BOM_UTF8:  # Windows writes it at the start
+            file.seek(0)
         while line := file.readline(MAX_LINE_BYTES + 1):
             if len(line) > MAX_LINE_BYTES:
                 raise InputError(f"the line is longer than {MAX_LINE_BYTES >> 20} MiB")

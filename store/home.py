@@ -116,7 +116,7 @@ class StoreAccess:
     def of(cls, home: Home) -> Self:
         """Return how this process reaches the store of a data folder."""
         url = home.database_url
-        return cls(url, _libpq_variables() if url.startswith("postgresql") else {})
+        return cls(url, _libpq_variables() if url.startswith("postgres") else {})
 
     def take_over(self) -> str:
         """Replace libpq's variables of this process, and return the URL."""

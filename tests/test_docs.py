@@ -83,7 +83,7 @@ def test_the_page_of_commands_is_current():
 
 def test_the_readme_is_short_and_its_console_blocks_fit_a_terminal_without_comments():
     text = (ROOT / "README.md").read_text()
-    assert len(text.splitlines()) < 100
+    assert len(text.splitlines()) <= 110
     assert [line for line in text.splitlines() if len(line) > 100] == []
     blocks = CONSOLE.findall(text)
     lines = [line for block in blocks for line in block.splitlines()]

@@ -282,7 +282,7 @@ def checked_manifest(data: bytes, place: str) -> Manifest:
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise SnapshotError(
             f"{place}/{MANIFEST} is not the manifest of a TraPPM snapshot; "
-            "see: trappm snapshot list"
+            "see: trappm snapshot show"
         )
     if manifest.get("format_version") != FORMAT_VERSION:
         raise SnapshotError(
@@ -320,7 +320,7 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     if not path.is_file():
         raise SnapshotError(
-            f"{folder} is not a snapshot: it has no {MANIFEST}; see: trappm snapshot list"
+            f"{folder} is not a snapshot: it has no {MANIFEST}; see: trappm snapshot show"
         )
     return checked_manifest(_read(path, MAX_MANIFEST_BYTES), str(folder))
 

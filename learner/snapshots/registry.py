@@ -224,7 +224,7 @@ class Registry:
         with self._reaching():
             if not self._fs.exists(path):
                 if name == MANIFEST:
-                    raise SnapshotError(f"there is no snapshot {place}; see: trappm snapshot list")
+                    raise SnapshotError(f"there is no snapshot {place}; see: trappm snapshot show")
                 raise damaged(place, f"{name} is missing")
             if not self._fs.isfile(path):  # opening a pipe would block
                 raise damaged(place, f"{name} is no plain file")

@@ -154,6 +154,8 @@ def _sources() -> tuple[str, ...]:
 
 def unknown_architecture(name: str, names: Iterable[str]) -> UnknownArchitectureError:
     """The error for a name that is none of timm's, with the nearest of these."""
+    if not name:
+        return UnknownArchitectureError("the model's name is empty; give one, such as resnet50")
     known = sorted(names)
     meant = suggested_name(name)
     hint = nearest(name, known, otherwise="timm.list_models() lists them all")
@@ -162,6 +164,8 @@ def unknown_architecture(name: str, names: Iterable[str]) -> UnknownArchitecture
         hint = f"call trappm.predict({called}(), example_input=images) in Python"
         if near := nearest(called.rpartition(".")[2], known, otherwise=""):
             hint += f", or give a name: {near}"
+    elif os.path.isfile(name):
+        hint = f"write {os.path.join(os.curdir, name)} to read the file as ONNX"
     elif meant is not None:
         hint = f"did you mean '{meant}'?"
     return UnknownArchitectureError(f"timm has no architecture {name!r}; {hint}")

@@ -122,8 +122,7 @@ def build_pool(spec: PoolSpec) -> list[Configuration]:
     Raises:
         UnknownArchitectureError: A name or glob matches no architecture.
         InputError: A family is empty, a model's kind of size is missing, a sequence is too long, or
-        there
-            are more than MAX_CONFIGURATIONS.
+            there are more than MAX_CONFIGURATIONS.
     """
     pool: set[Configuration] = set()
     named = [(group, _architectures(group)) for group in spec.groups]

@@ -57,6 +57,13 @@ def test_a_sound_and_current_store_has_no_damage_and_nothing_to_do(home, run):
     assert (done["schema"], done["profiles_made"]) == (SCHEMA, 0)
 
 
+def test_help_of_upgrade_promises_no_change_of_the_schema(run):
+    out = " ".join(run("upgrade", "--help")[1].split())
+    assert "renew step profiles" in out
+    assert "A store of another schema is refused" in out
+    assert "Upgrade the schema" not in out
+
+
 def test_check_reports_rows_without_the_row_that_they_refer_to(home, run):
     with closing(sqlite3.connect(home / "labels.db", isolation_level=None)) as connection:
         connection.execute("DELETE FROM measurements WHERE id = 2")

@@ -26,12 +26,11 @@ from trappm.cli import (
     snapshot,
     store,
 )
-from trappm.profiler.errors import TrappmError
+from trappm.profiler.errors import InputError, TrappmError
 from trappm.profiler.extensions import extension_modules
 
 app = typer.Typer(
     name="trappm",
-    help="Predict time, memory and power of deep-learning training steps.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -115,7 +114,10 @@ def _root(
     ] = False,
     _debug: Annotated[bool, typer.Option("--debug", help="Show the trace of an error.")] = False,
 ) -> None:
-    """Predict time, memory and power of deep-learning training steps."""
+    """Predict time, memory and power of deep-learning training steps.
+
+    Labels, snapshots and caches are in the folder TRAPPM_HOME (default: ~/.local/share/trappm).
+    """
 
 
 def main() -> None:
@@ -129,6 +131,8 @@ def run(
 ) -> int:
     """Run one command of an application and return its exit status."""
     try:
+        if sys.stdout is None:  # by `>&-` of a shell
+            raise InputError("standard output is closed; redirect it, for example to /dev/null")
         status = app(args=arguments, prog_name=name, standalone_mode=False)
         sys.stdout.flush()
     except typer.TyperException as error:

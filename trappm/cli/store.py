@@ -1,4 +1,4 @@
-"""`trappm store upgrade`: upgrade or check the label store."""
+"""`trappm store upgrade`: renew the step profiles of the label store, or check it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trappm.cli.options import AsJson, Processes, print_json
 from trappm.cli.pool import make_profiles
 
 app = typer.Typer(
-    help="Upgrade and check the label store.",
+    help="Renew the step profiles of the label store, and check it.",
     no_args_is_help=True,
     epilog="Example: trappm store upgrade --check",
 )
@@ -36,10 +36,10 @@ def upgrade(
     database: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Upgrade the schema of the store and its step profiles to this version.
+    """Make an empty database a label store, and renew step profiles of an earlier version.
 
-    Back the store up first. A step profile takes about a second.
-    After an interruption the same command continues.
+    A step profile takes about a second. After an interruption the same command continues.
+    A store of another schema is refused. The message says how to export and import its labels.
 
     With --check, nothing is changed.
     The exit status is 1 if the database is damaged, or 2 if its schema is of another version.

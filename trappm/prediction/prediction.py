@@ -103,6 +103,8 @@ class Prediction(MemoryAnswer):
     device_is_default: bool = False
     """True if the question named no device."""
     batch_size: int
+    input_size: int | None = None
+    """Pixels of the images, of named models and of files that are asked at a size."""
     sequence_length: int | None = None
     """Number of tokens, of text models."""
     phase: str
@@ -166,6 +168,11 @@ class Prediction(MemoryAnswer):
     """The model, which `memory_breakdown` traces; not part of `to_dict`."""
     loop: TrainingLoop | None = field(default=None, compare=False)
     """Training loop, if it is not the usual one of the optimizer; not part of `to_dict`."""
+
+    def __post_init__(self) -> None:
+        """Add the pixels of the subject, which `to_dict` keeps for predictions without one."""
+        if self.input_size is None and self.subject is not None:
+            object.__setattr__(self, "input_size", self.subject.pixels())
 
     def __iter__(self) -> Iterator[float | None]:
         return iter((self.step_time_ms, self.memory_mib, self.power_w))
@@ -309,10 +316,7 @@ class Prediction(MemoryAnswer):
     def __str__(self) -> str:
         """Return the answer in one to three sentences."""
         device = f"{self.device_name} (default)" if self.device_is_default else self.device_name
-        tokens = "" if self.sequence_length is None else f" and {self.sequence_length:,} tokens"
-        mode = "compiled" if self.execution == Execution.COMPILE else "eager"
-        passes = f", {self.accumulation} passes" if self.accumulation > 1 else ""
-        settings = f"in {self.precision}, {mode}, at batch {self.batch_size:,}{tokens}{passes}"
+        settings = self._settings_text()
         memory, verdict, time_ms = self.memory, self.verdict, self.step_time_ms
         sentences = []
         if memory is not None:
@@ -335,6 +339,24 @@ class Prediction(MemoryAnswer):
         if not sentences:
             return f"Nothing is known about this step on {device}, {settings}."
         return " ".join(f"{sentence}." for sentence in sentences)
+
+    def _settings_text(self) -> str:
+        """Return what was asked, such as "at 384 px, batch 64, sgd, amp-fp16, eager"."""
+        parts = []
+        if self.sequence_length is not None:
+            parts.append(f"{self.sequence_length:,} tokens")
+        elif self.input_size is not None:
+            parts.append(f"{self.input_size:,} px")
+        is_training = self.phase == Phase.TRAIN
+        parts.append(f"batch {self.batch_size:,}")
+        if self.accumulation > 1:
+            parts.append(f"{self.accumulation} passes")
+        parts += [
+            self.optimizer if is_training else "inference",
+            self.precision,
+            "compiled" if self.execution == Execution.COMPILE else "eager",
+        ]
+        return f"at {', '.join(parts)}"
 
 
 _DERIVED = ("sentence", "fits", "verdict", "memory_parts_mib", "reserved_mib")

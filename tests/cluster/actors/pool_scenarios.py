@@ -1,6 +1,6 @@
 """The pool of profilers alone on an emulated Ray cluster: the program behind `test_profiler_pool`.
 
-    python tests/cluster/pool_scenarios.py SCENARIO
+    python tests/cluster/actors/pool_scenarios.py SCENARIO
 
 It prints what happened as one line of JSON.
 """

@@ -18,6 +18,8 @@ import jsonschema
 import pytest
 import yaml
 from guarded_postgresql import launched_and_left
+from packaging.requirements import Requirement
+from packaging.version import Version
 from ray.autoscaler._private.util import prepare_config, validate_config
 
 from trappm.cluster.ray_runtime import placement
@@ -61,12 +63,30 @@ def test_the_memory_monitor_of_ray_is_off_on_workers_only(name):
 
 @pytest.mark.parametrize("name", [name for name in FILES if not name.startswith("deploy/")])
 def test_every_node_installs_postgresql_support_and_the_dependencies_of_torch(name):
-    """PyTorch's index has its builds, and not always the pinned versions of what they need."""
+    """PyTorch's index has its builds; pip's default index has the rest."""
     text = re.sub(r"\s*(\\\n\s*|\n\s*)", " ", (ROOT / name).read_text())
     assert "[postgresql" in text
-    torch = re.findall(r"pip install [^&]*? torch torchvision (--index-url \S+ \S+ \S+)", text)
+    torch = re.findall(r"pip install [^&]*? torch torchvision (--\S+) (\S+)", text)
     assert torch
-    assert all(line.endswith(" --extra-index-url https://pypi.org/simple") for line in torch)
+    assert {option for option, _ in torch} == {"--extra-index-url"}
+
+
+@pytest.mark.parametrize("name", [*FILES, "deploy/gce_image.sh"])
+def test_no_file_names_the_host_of_a_package_index_other_than_that_of_pytorch(name):
+    text = (ROOT / name).read_text()
+    assert not re.search(r"--index-url|PIP_INDEX_URL|pypi\.org|/simple\b", text)
+    indexes = re.findall(r"(?:--extra-index-url |TORCH_INDEX=)(https\S+)", text)
+    assert all(index.startswith("https://download.pytorch.org/whl/") for index in indexes)
+
+
+@pytest.mark.parametrize("build", ["cpu", "cu126"])
+def test_the_pins_accept_the_builds_of_the_index_of_pytorch_and_pip_prefers_them(build):
+    pins = (ROOT / "constraints.txt").read_text().splitlines()
+    for name in ("torch", "torchvision"):
+        (pin,) = (Requirement(line) for line in pins if line.startswith(f"{name}=="))
+        plain = str(pin.specifier).removeprefix("==")
+        assert pin.specifier.contains(f"{plain}+{build}")
+        assert Version(f"{plain}+{build}") > Version(plain)
 
 
 def test_the_on_premises_file_is_accepted_and_its_head_offers_no_gpu():
@@ -210,7 +230,7 @@ def test_the_slurm_script_takes_sqlite_on_one_host_and_postgresql_from_the_data_
     assert "--address one:20007" in log.read_text()
     log.unlink()
     (tmp_path / "trappm-home").mkdir(exist_ok=True)
-    (tmp_path / "trappm-home" / "database_url").write_text("postgresql://user@host/labels\n")
+    (tmp_path / "trappm-home" / "database_url").write_text("postgres://user@host/labels\n")
     script = slurm(HOSTS="one two", STAYS="0", ENDS="0")
     script.communicate(timeout=60)
     assert script.returncode == 0
@@ -337,7 +357,7 @@ def test_the_cloud_file_is_accepted_and_sets_all_nodes_up_in_one_way(config):
     # One software stack, which supports the V100.
     assert not any("worker_setup_commands" in node_type for node_type in types.values())
     (torch,) = [c for c in prepared["worker_setup_commands"] if "torch torchvision" in c]
-    assert "--index-url https://download.pytorch.org/whl/cu126 " in torch
+    assert "--extra-index-url https://download.pytorch.org/whl/cu126" in torch
     pinned = re.search(r"^torch==(\d+)\.(\d+)", (ROOT / "constraints.txt").read_text(), re.M)
     assert (int(pinned[1]), int(pinned[2])) < (2, 15)  # without wheels of CUDA 12.6
 

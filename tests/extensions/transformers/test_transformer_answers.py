@@ -39,7 +39,7 @@ def test_memory_is_simulated_and_marked_as_such():
     assert answer.memory_mib == pytest.approx(simulated_mib)
     low, high = answer.intervals["memory_mib"]
     assert low < simulated_mib < high
-    assert "at batch 4 and 64 tokens" in str(answer)
+    assert " at 64 tokens, batch 4, sgd, " in str(answer)
     assert sum("No model like this one" in remark for remark in answer.remarks) == 1
 
 

@@ -63,7 +63,8 @@ def test_names_round_trip_through_text(name):
         ("hf:gpt2,int8,frozen=body", "int8 or int4 and frozen cannot be combined"),
         ("hf:gpt2,qlora=0", "the LoRA rank is 0"),
         ("hf:gpt2,vocabulary=1", "from 2 to 1,000,000 tokens"),
-        ("hf:gpt2,vocabulary=many", "options: lora=RANK"),
+        ("hf:gpt2,vocabulary=many", "vocabulary=many; it must be a whole number"),
+        ("hf:gpt2,lora=-1", "lora=-1; it must be a whole number"),
     ],
 )
 def test_invalid_name_gives_one_line(text, message, refused):

@@ -214,8 +214,13 @@ def test_oversized_files_are_not_read(saved):
 
 def test_a_folder_without_manifest_is_refused(tmp_path):
     for folder in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(SnapshotError, match=r"it has no manifest\.json"):
+        with pytest.raises(
+            SnapshotError, match=r"has no manifest\.json; see: trappm snapshot show"
+        ):
             load_snapshot(folder)
+    (tmp_path / "manifest.json").write_text("{}")
+    with pytest.raises(SnapshotError, match=r"of a TraPPM snapshot; see: trappm snapshot show"):
+        load_snapshot(tmp_path)
 
 
 def test_missing_heads_are_reported_with_those_that_exist(saved, zoo):

@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from trappm.profiler.models.known_names import unknown_architecture
+
 
 def run(code):
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -59,3 +61,10 @@ def test_invalid_questions_are_refused_before_heavy_imports(arguments, message):
     done = run(code)
     assert done.returncode == 0, done.stderr
     assert message in done.stderr + done.stdout
+
+
+def test_a_file_in_the_working_folder_is_named_with_its_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.txt").touch()
+    error = unknown_architecture("model.txt", ["resnet50"])
+    assert str(error).endswith("; write ./model.txt to read the file as ONNX")

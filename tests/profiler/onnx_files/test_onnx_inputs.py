@@ -110,7 +110,7 @@ def test_a_text_model_is_predicted_at_a_sequence_length(tmp_path, axes):
     )
     assert long.simulated_memory.live_mib > 2 * short.simulated_memory.live_mib
     assert (long.sequence_length, long.batch_size) == (64, 8)
-    assert "at batch 8 and 64 tokens." in str(long)
+    assert " at 64 tokens, batch 8, sgd, " in str(long)
     long_mask = torch.ones(2, 64).long()
     equal_steps(path, Bert(), (tokens(length=64), long_mask), 64, rel=0.1)
 

@@ -11,6 +11,7 @@ from guarded_postgresql import PASSWORD, guard
 
 from trappm.profiler.errors import StoreError
 from trappm.store import Home, Patience, Store, StoreAccess
+from trappm.store.engine import make_engine
 from trappm.store.transactions import IMPATIENT
 
 
@@ -62,6 +63,14 @@ def test_a_sqlite_store_passes_no_password_on(monkeypatch, tmp_path):
     monkeypatch.delenv("TRAPPM_DATABASE", raising=False)
     monkeypatch.setenv("PGPASSWORD", PASSWORD)
     assert StoreAccess.of(Home(tmp_path)).variables == {}
+
+
+def test_addresses_in_the_form_of_libpq_are_accepted(monkeypatch, tmp_path):
+    url = "postgres://me@host/labels"
+    assert make_engine(url).dialect.name == "postgresql"
+    monkeypatch.setenv("TRAPPM_DATABASE", url)
+    monkeypatch.setenv("PGPASSWORD", PASSWORD)
+    assert StoreAccess.of(Home(tmp_path)).variables["PGPASSWORD"] == PASSWORD
 
 
 SECRET = "pa55/word of?mine#1"  # noqa: S105

@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+from codecs import BOM_UTF8
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -179,6 +180,12 @@ def test_one_invalid_row_refuses_the_whole_file(store, tmp_path, refused, change
     with refused(f"^rows.jsonl, row 2: .*{message}"):
         import_file(store.measurements.record_many, path)
     assert store.labels.matching() == []
+
+
+def test_a_byte_order_mark_is_skipped(store, tmp_path):
+    path = lines(tmp_path, row(tmp_path))
+    path.write_bytes(BOM_UTF8 + path.read_bytes())
+    assert import_file(store.measurements.record_many, path).new == 1
 
 
 @pytest.mark.parametrize(

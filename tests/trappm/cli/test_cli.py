@@ -56,6 +56,7 @@ def _small_campaign(tmp_path, **changes):
     ("arguments", "reason"),
     [
         (["predict", "resnet188"], "did you mean"),
+        (["predict", ""], "the model's name is empty"),
         (["predict", "resnet18", "--batch-size", "99999999999999999999"], "1,000,000"),
         (["predict", "resnet18", "--input-size", "-3"], "input size"),
         (["predict", "resnet18", "--device", "a100", "--phase", "eval"], "phase"),

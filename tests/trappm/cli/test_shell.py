@@ -15,6 +15,7 @@ from trappm.store import Home, Store
 from trappm.terminal.tables import print_table
 
 TRAPPM = Path(sys.executable).with_name("trappm")
+DATA_FOLDER = "~/.local/share/trappm"
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +87,9 @@ def test_campaigns_are_found_by_the_beginning_of_their_id(home, monkeypatch, cap
 
 def test_every_command_is_in_a_help_panel_of_its_task(capsys):
     assert run(["--help"]) == 0
-    panels = re.findall(r"^╭─ (.+?) ─+╮", capsys.readouterr().out, re.MULTILINE)
+    out = capsys.readouterr().out
+    assert f"TRAPPM_HOME (default: {DATA_FOLDER})" in " ".join(out.split())
+    panels = re.findall(r"^╭─ (.+?) ─+╮", out, re.MULTILINE)
     tasks = {"Predict", "Measure", "Serve", "Labels and snapshots"}
     assert {*panels} <= {"Options", *tasks}  # a command without a group is under "Commands"
 
@@ -100,6 +103,17 @@ def test_an_unwritable_output_is_reported_in_one_line(home, command):
         )  # fmt: skip
     assert done.returncode == 1
     assert done.stderr == ("trappm: error: the output cannot be written: No space left on device\n")
+
+
+def test_a_closed_output_is_reported_in_one_line(home):
+    done = subprocess.run(
+        ["bash", "-c", 'exec "$0" --version >&-', TRAPPM], capture_output=True, text=True,
+        env={**os.environ, "TRAPPM_HOME": str(home[0].path)}, check=False, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr == (
+        "trappm: error: standard output is closed; redirect it, for example to /dev/null\n"
+    )
 
 
 def test_measure_shows_its_progress(tmp_path):

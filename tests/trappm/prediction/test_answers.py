@@ -83,7 +83,7 @@ def test_the_shipped_snapshot_answers_with_sources(answer):
     assert all((getattr(answer, name) is None) == (name in answer.missing) for name in every)
 
 
-STEP = "205 ms (183 to 239) in fp32, eager, at batch 64"
+STEP = "205 ms (183 to 239) at 160 px, batch 64, sgd, fp32, eager"
 HEADLINES = (
     ({}, rf"Fits A100 40 GB: 8.0 GiB \(7.7 to 8.6\) of 40.0. A step takes {re.escape(STEP)}."),
     (
@@ -94,10 +94,14 @@ HEADLINES = (
     ({"memory_mib": None}, rf"A step on A100 40 GB takes {re.escape(STEP)}."),
     (
         {"memory_mib": None, "step_time_ms": None},
-        "Nothing is known about this step on A100 40 GB, in fp32, eager, at batch 64.",
+        "Nothing is known about this step on A100 40 GB, at 160 px, batch 64, sgd, fp32, eager.",
     ),
     ({"device_is_default": True}, r"Fits A100 40 GB \(default\): .*"),
-    ({"sequence_length": 512}, ".*at batch 64 and 512 tokens."),
+    ({"sequence_length": 512}, ".* at 512 tokens, batch 64, sgd, fp32, eager."),
+    ({"input_size": 384, "optimizer": "adamw"}, ".* at 384 px, batch 64, adamw, fp32, eager."),
+    ({"phase": "infer", "precision": "bf16"}, ".* at 160 px, batch 64, inference, bf16, eager."),
+    ({"execution": "compile"}, ".* at 160 px, batch 64, sgd, fp32, compiled."),
+    ({"accumulation": 4}, ".* at 160 px, batch 64, 4 passes, sgd, fp32, eager."),
 )
 
 

@@ -26,8 +26,8 @@ def ask(**options: object) -> Prediction:
 
 def test_compiled_inference_has_a_step_time_of_its_own():
     eager, compiled = ask(), ask(execution="compile")
-    assert ", eager, " in str(eager)
-    assert ", compiled, " in str(compiled)
+    assert ", eager. " in f"{eager} "
+    assert ", compiled. " in f"{compiled} "
     assert eager.step_time_ms is not None
     assert compiled.step_time_ms is not None
     assert compiled.step_time_ms != eager.step_time_ms

@@ -382,7 +382,7 @@ def test_compiled_module_gets_no_eager_figure_as_its_own():
     assert (compiled.model, compiled.execution) == ("InParts", "compile")
     assert compiled.memory_mib not in (None, eager.memory_mib)
     assert compiled.memory_mib == pytest.approx(eager.memory_mib, rel=0.2)
-    assert str(compiled).endswith(", compiled, at batch 12.")
+    assert str(compiled).endswith(" at batch 12, sgd, fp32, compiled.")
     assert quantity("memory_mib", eager.memory_mib) in compiled.remarks[0]
     assert compiled.remarks[0].startswith("In eager mode")
     with pytest.raises(UnsupportedModelError, match="of eager steps"):

@@ -157,6 +157,8 @@ def _option(option: str, text: str) -> Mapping[str, Any]:
         return {"checkpointing": True}
     if option in list(Attention):
         return {"attention": Attention(option)}
+    if key in _NUMBERS:
+        raise InputError(f"{text} has {key}={value}; it must be a whole number, as in {key}=16")
     raise InputError(f"{text} has an unknown option {option!r}; options: {_OPTIONS}")
 
 

@@ -79,6 +79,10 @@ class Subject(ABC):
     identity: object = None
     """Equal for the same model in any process; None for a module, whose content is unknown."""
 
+    def pixels(self) -> int | None:
+        """Return the size of its images in pixels; None if it takes text, or is not known."""
+        return None
+
     @abstractmethod
     def profile(self) -> StaticProfile:
         """Return the graph, with the step in fp32 and contiguous; raises TrappmError."""
@@ -247,6 +251,7 @@ def traced(key: tuple[object, ...], tracer: StepTracer, settings: Iterable[StepS
         TrappmError: What is wrong with the model.
     """
     subject = _Cached(key, tracer)
+    subject.pixels()
     for row in settings:
         subject.step(row)
 
@@ -271,6 +276,13 @@ class _Cached(Subject):
         self._tracer_or_none = tracer
         self._steps: dict[tuple[str, ...], StepProfile | str] = {}
         self.name, self._profile = cached_profile(key, self._make)
+
+    def pixels(self) -> int | None:
+        if self.sequence_length is not None or size_kind(self.name) == "tokens":
+            return None
+        if self.input_size is None and self.is_named:
+            return input_size_of(self.name, None)
+        return self.input_size
 
     def profile(self) -> StaticProfile:
         return self._profile
