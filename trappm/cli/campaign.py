@@ -60,12 +60,14 @@ def launch(
     from trappm.store import Home
 
     home = Home.open()
+    from trappm.cluster.campaign.planner import with_whole_pool
     from trappm.cluster.launch import check_spec, opened_first, start_or_continue
     from trappm.cluster.spec import load_preset, load_spec
 
     spec = load_spec(file) if file is not None else load_preset(str(preset))
     with opened_first(home) as store:
         try:
+            spec = with_whole_pool(spec, store)
             check_spec(store, spec, address)
             campaign, spec = start_or_continue(store, spec)
         except InputError as error:
@@ -251,6 +253,7 @@ def validate(
         return
     if file is None:
         raise InputError("name a campaign file, or give --schema")
+    from trappm.cluster.campaign.planner import with_whole_pool
     from trappm.cluster.launch import plan_lines, spec_faults
     from trappm.cluster.spec import load_spec
     from trappm.cluster.yaml_file import FileFaultsError
@@ -260,6 +263,7 @@ def validate(
     try:
         spec = load_spec(file)
         with store_or_none_yet(Home.find()) as store:
+            spec = with_whole_pool(spec, store)
             faults = [str(fault) for fault in spec_faults(store, spec, address)]
             lines = [] if faults else plan_lines(spec, store)
     except FileFaultsError as error:
