@@ -208,7 +208,7 @@ JSON_COMMANDS = (
     "devices v100",
     "roofline test_resnet --device v100",
     "labels query --limit 2",
-    "labels query --by family --agg median",
+    "labels query --sql 'SELECT family FROM labels'",
     "labels show 1",
     "snapshot show",
     "snapshot show default",
