@@ -35,6 +35,8 @@ from trappm.profiler.records import Protocol as MeasuringProtocol
 if TYPE_CHECKING:
     from trappm.store import CampaignRecord
 
+ALL = "all"
+"""Strategy of a campaign that measures its whole pool."""
 LEAST_TRAINING_LABELS = 4
 """A device with fewer training labels gets no heads."""
 _PRESETS = resources.files("trappm.cluster") / "presets"
@@ -167,13 +169,21 @@ class CampaignSpec(CampaignBudget):
     learner: str = "laptop"
     """Preset of encoder and heads."""
     strategy: str = "ours"
-    """Acquisition strategy."""
+    """Acquisition strategy; `all` measures the whole pool on one device, without a budget."""
     max_attempts: int = Field(default=3, ge=1, le=10)
     """Number of attempts at a configuration before it is given up."""
     canary: CanaryPlan | None = Field(default_factory=CanaryPlan)
     """Repeated reference measurement that detects drift; `false` or `null`: none."""
     pool: Annotated[Named | Annotated[PoolSpec, Tag("<own>")], Discriminator(_tag)]
     """Name of a built pool, or `groups` of architectures."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _all_without_a_budget(cls, given: object) -> object:
+        if not isinstance(given, dict) or given.get("strategy") != ALL:
+            return given
+        most = {"source": 1_000_000}  # `planner.with_whole_pool` sets the numbers of the pool
+        return {"evaluation": most, "initial": most, "rounds": {"count": 0, **most}} | given
 
     @field_validator("pool", mode="before")
     @classmethod
@@ -200,7 +210,9 @@ class CampaignSpec(CampaignBudget):
                 f"protocol: {self.protocol.name!r} is a built-in protocol; rename yours"
             )
         head = preset_named(self.learner).head
-        strategy_named(self.strategy)
+        strategy_named(self.learner_strategy)
+        if self.strategy == ALL and self.devices.target is not None:
+            raise ValueError("devices: strategy all measures one device; leave target out")
         if self.strategy == "uncertainty" and head.members == 1 and not head.physical_prior:
             raise ValueError(
                 f"strategy: uncertainty needs networks that disagree, and learner {self.learner} "
@@ -219,6 +231,11 @@ class CampaignSpec(CampaignBudget):
         if self.devices.target is not None and min(shares[:2]) < 2:
             raise ValueError("evaluation and initial need 2 or more on the target device")
         return self
+
+    @property
+    def learner_strategy(self) -> str:
+        """Name of the strategy by which the learner chooses; a whole pool is in random order."""
+        return "random" if self.strategy == ALL else self.strategy
 
     @property
     def remarks(self) -> list[str]:

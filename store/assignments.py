@@ -32,6 +32,7 @@ from trappm.store.records import (
     Assignment,
     AssignmentState,
     CampaignState,
+    Loss,
     configuration_of,
     record_of,
 )
@@ -189,6 +190,27 @@ class Assignments(Repository):
         )
         return [(_assignment_of(row), row.last_outcome) for row in session.execute(query)]
 
+    @reading
+    def losses(self, session: Session, campaign_id: str) -> list[Loss]:
+        """Return the abandoned assignments by device and outcome of their last attempt."""
+        row = MeasurementRow
+        query = (
+            select(
+                AssignmentRow.device_key.label("device"),
+                row.outcome,
+                func.count().label("count"),
+                func.min(row.message).label("message"),
+            )
+            .outerjoin(row, row.id == _last_attempt())
+            .where(
+                AssignmentRow.campaign_id == campaign_id,
+                AssignmentRow.state == AssignmentState.FAILED,
+            )
+            .group_by(AssignmentRow.device_key, row.outcome)
+            .order_by(AssignmentRow.device_key, row.outcome)
+        )
+        return [record_of(Loss, each) for each in session.execute(query)]
+
     @writing
     def reopen(self, session: Session, campaign_id: str, outcome: Outcome | None) -> int:
         """Open assignments that ended without a label again, and their rounds.
@@ -268,12 +290,15 @@ def _assignment_of(row: Row[Any]) -> Assignment:
     return record_of(Assignment, row, configuration=configuration_of(row))
 
 
-def _last_outcome() -> ScalarSelect[Outcome]:
-    """Return the subquery of an assignment's last recorded outcome."""
+def _last_attempt() -> ScalarSelect[int]:
+    """Return the subquery of the id of an assignment's last recorded attempt."""
     attempt = select(func.max(MeasurementRow.id)).where(
         MeasurementRow.assignment_id == AssignmentRow.id
     )
-    last = select(MeasurementRow.outcome).where(
-        MeasurementRow.id == attempt.correlate(AssignmentRow).scalar_subquery()
-    )
+    return attempt.correlate(AssignmentRow).scalar_subquery()
+
+
+def _last_outcome() -> ScalarSelect[Outcome]:
+    """Return the subquery of an assignment's last recorded outcome."""
+    last = select(MeasurementRow.outcome).where(MeasurementRow.id == _last_attempt())
     return last.correlate(AssignmentRow).scalar_subquery()

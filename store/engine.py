@@ -231,7 +231,7 @@ def find_damage(engine: Engine) -> list[str]:
             lines = connection.exec_driver_sql("PRAGMA integrity_check").scalars().all()
             orphans = connection.exec_driver_sql("PRAGMA foreign_key_check").all()
         except DatabaseError as error:  # the damage stops the check itself
-            if _code(error.orig) != "SQLITE_CORRUPT":
+            if error_code(error.orig) != "SQLITE_CORRUPT":
                 raise
             return [str(error.orig)]
     damage = [" ".join(line.split()) for line in lines if line != "ok"]
@@ -313,7 +313,7 @@ def _store_error(engine: Engine, cause: BaseException, opening: bool) -> StoreEr
     libpq gives an SQLSTATE to the results of statements only. A connection that cannot be made, or
     that breaks, has none.
     """
-    driver, code = engine.dialect.loaded_dbapi, _code(cause)
+    driver, code = engine.dialect.loaded_dbapi, error_code(cause)
     is_connection = (
         engine.dialect.name == "postgresql"
         and not code
@@ -374,7 +374,7 @@ def _set_up_sqlite(connection: Any, _record: Any) -> None:
     if cursor.execute("PRAGMA journal_mode").fetchone() != ("wal",):
         # SQLite does not wait here if two processes create the same file.
         Retrying(
-            retry=retry_if_exception(lambda error: _code(error).startswith("SQLITE_BUSY")),
+            retry=retry_if_exception(lambda error: error_code(error).startswith("SQLITE_BUSY")),
             wait=wait_random_exponential(0.01, max=1.0),
             stop=stop_after_delay(BUSY_TIMEOUT_S),
             reraise=True,
@@ -393,6 +393,6 @@ def _begin_sqlite(connection: Connection) -> None:
     connection.exec_driver_sql(connection.get_execution_options().get(_BEGIN, "BEGIN"))
 
 
-def _code(error: BaseException | None) -> str:
+def error_code(error: BaseException | None) -> str:
     """Return the SQLSTATE of an error, or its name in SQLite; empty if it has neither."""
     return getattr(error, "sqlite_errorname", None) or getattr(error, "sqlstate", None) or ""

@@ -144,6 +144,18 @@ class RoundRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Loss:
+    """Abandoned assignments of a campaign on one device with one outcome of the last attempt."""
+
+    device: str
+    outcome: Outcome | None
+    """None if the worker was lost."""
+    count: int
+    message: str | None
+    """Message of one of the attempts."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Assignment:
     """One configuration of a campaign to be measured on one device.
 

@@ -75,13 +75,15 @@ class Campaign:
             InputError: The campaign cannot be run, such as on a device that is not here.
             CampaignError: The campaign failed; nothing recorded is lost, and `run` continues.
         """
+        from trappm.cluster.campaign.planner import with_whole_pool
         from trappm.cluster.launch import check_spec, opened_first, run_campaign, start_or_continue
         from trappm.store import Home
 
         home = Home.open()
         with opened_first(home) as store:
-            check_spec(store, self.spec, address)
-            record, spec = start_or_continue(store, self.spec)
+            spec = with_whole_pool(self.spec, store)
+            check_spec(store, spec, address)
+            record, spec = start_or_continue(store, spec)
         run_campaign(home, record.id, spec, address=address, watch=watch)
         with opened_first(home) as store:
             ended = store.campaigns.get(record.id)

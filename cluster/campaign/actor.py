@@ -140,7 +140,7 @@ class CampaignActor:
             tell=partial(self._note, "learner"),
             labels=self.spec.total,
             preset=self.spec.learner,
-            strategy=self.spec.strategy,
+            strategy=self.spec.learner_strategy,
             source=self.spec.devices.source,
             seed=self.spec.seed,
             cache=self._home.campaigns / self.campaign_id,

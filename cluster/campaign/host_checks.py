@@ -17,10 +17,13 @@ from dataclasses import dataclass
 
 from trappm.cluster.scheduler.messages import CanaryCheck, Finished, Worker
 from trappm.cluster.spec import runs_nothing
+from trappm.profiler.measuring.attempt import worker_failed
 from trappm.profiler.measuring.canary import CanaryDecision, CanaryPlan, CanaryReading, CanaryWatch
-from trappm.profiler.measuring.sweep import MAX_WORKER_FAILURES, worker_failed
 from trappm.profiler.records import Measurement
 from trappm.store import RefusedRowError, Store
+
+_MOST_WORKER_FAILURES = 3
+"""Number of successive failures after which a worker without a canary is stopped."""
 
 
 @dataclass(eq=False)
@@ -88,7 +91,7 @@ class HostChecks:
             self._watches.pop(worker, None)
         else:
             self._failures[worker] += 1
-            if self._failures[worker] >= MAX_WORKER_FAILURES:
+            if self._failures[worker] >= _MOST_WORKER_FAILURES:
                 self._stop(worker, f"it broke down repeatedly, lastly with: {measurement.message}")
 
     def forget(self, worker: Worker) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from trappm.cluster.profiles import StepCache, StepKey
 from trappm.cluster.scheduler.messages import Choice, ChoiceRequest
-from trappm.cluster.spec import LEAST_TRAINING_LABELS, CampaignSpec
+from trappm.cluster.spec import ALL, LEAST_TRAINING_LABELS, CampaignSpec
 from trappm.learner.physics.device_specs import known_spec
 from trappm.learner.stats.errors import split_architectures
 from trappm.learner.stats.folds import content_groups
@@ -92,15 +92,10 @@ def check_budget(
     if groups is None:
         groups = [model_of(c.architecture) for c in pool]
     held_out = split_architectures(pool, spec.evaluation.architecture_share, generator, groups)
-    eager = set(filter(_is_eager, pool))
     for device in spec.devices.keys:
         wanted, *others = spec.shares(device)
         training = sum(others)
-        runs = possible_runs(device)
-        possible = [
-            c for c in pool
-            if _run(c) in runs and (_is_eager(c) or replace(c, execution=Execution.EAGER) in eager)
-        ]  # fmt: skip
+        possible = _possible(device, pool)
         initial = spec.initial.source
         needed = 2 * LEAST_TRAINING_LABELS
         if device == spec.devices.source and initial < needed and not all(map(_is_eager, possible)):
@@ -109,6 +104,8 @@ def check_budget(
                 f"{LEAST_TRAINING_LABELS} eager ones, so {needed} or more"
             )
         kept_back = sum(c.architecture in held_out for c in possible)
+        if spec.strategy == ALL:
+            continue  # how large the pool is with its graphs is known only then
         if wanted > kept_back or training > len(possible) - kept_back:
             raise InputError(
                 f"the budget for {device} cannot be met: it asks for {wanted} evaluation and "
@@ -116,6 +113,41 @@ def check_budget(
                 f"{len(possible) - kept_back} that it can run; lower the budget or widen the pool"
             )
     return held_out
+
+
+def _possible(device: str, pool: Sequence[Configuration]) -> list[Configuration]:
+    """Return the configurations that a device can run; compiled ones follow eager ones."""
+    runs, eager = possible_runs(device), set(filter(_is_eager, pool))
+    return [
+        c for c in pool
+        if _run(c) in runs and (_is_eager(c) or replace(c, execution=Execution.EAGER) in eager)
+    ]  # fmt: skip
+
+
+def with_whole_pool(spec: CampaignSpec, store: Store) -> CampaignSpec:
+    """Return a campaign of strategy `all` with the budget of its pool; others are unchanged.
+
+    Raises:
+        InputError: The pool is too small to train heads.
+    """
+    if spec.strategy != ALL:
+        return spec
+    pool = pool_of(spec, store)
+    held_out, possible = check_budget(spec, pool), _possible(spec.devices.source, pool)
+    kept_back = sum(c.architecture in held_out for c in possible)
+    if len(possible) - kept_back < LEAST_TRAINING_LABELS:
+        raise InputError(
+            f"strategy all needs {LEAST_TRAINING_LABELS} configurations to train on; the pool has "
+            f"{len(possible) - kept_back} that {spec.devices.source} can run and that are not held "
+            "out; add models or sizes"
+        )
+    kept_back = max(kept_back, 2)  # the least that a campaign file may have
+    return spec.model_copy(
+        update={
+            "evaluation": spec.evaluation.model_copy(update={"source": kept_back}),
+            "initial": spec.initial.model_copy(update={"source": len(possible) - kept_back}),
+        }
+    )
 
 
 class Planner:
@@ -183,6 +215,7 @@ class Planner:
         candidates = [c for c, held_out in self.pool if held_out and _is_eager(c)]
         key = [self._spec.seed, 1, self._spec.devices.keys.index(device)]
         order = np.random.default_rng(key).permutation(len(candidates))
+        count = self._all_or(count)
         drawn = [c for i in order if _run(c := candidates[i]) in runs]
         capacity_mib = None if is_cpu_device(device) else self._capacity_mib(device)
         if capacity_mib is not None and rank_key(device).ranks == 1:
@@ -227,7 +260,7 @@ class Planner:
         ]
         return ChoiceRequest(
             device=device,
-            count=min(count, len(candidates)),
+            count=min(self._all_or(count), len(candidates)),
             candidates=candidates,
             known=sorted(
                 name
@@ -247,7 +280,11 @@ class Planner:
         """
         by_id = {c.id: c for c, _ in self.pool}
         ranked = [(by_id[c.configuration_id], dict(c.reason)) for c in choices]
-        return self._planned(device, Role.TRAIN, ranked, count)
+        return self._planned(device, Role.TRAIN, ranked, self._all_or(count))
+
+    def _all_or(self, count: int) -> int:
+        """Return the size of a part of a round: all there is, or the number of the budget."""
+        return len(self.pool) if self._spec.strategy == ALL else count
 
     def _planned(
         self,

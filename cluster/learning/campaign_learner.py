@@ -22,7 +22,6 @@ from trappm.cluster.scheduler.training_report import (
     Judgement,
     TrainingReport,
     TransferErrors,
-    difference_of,
 )
 from trappm.cluster.spec import LEAST_TRAINING_LABELS
 from trappm.learner.acquisition import AcquisitionRequest, cold_start, strategy_named
@@ -200,11 +199,6 @@ class CampaignLearner:
         )
         self._pool = EncodedPool(pool, steps or [None] * len(pool), encode)
 
-    @property
-    def embeddings(self) -> npt.NDArray[np.float32]:
-        """Embeddings of the pool in its order, shape (n, width)."""
-        return self._pool.embeddings
-
     def fit(self, labels: Sequence[TrainingLabel]) -> TrainingReport:
         """Train the source's heads, then the other devices' heads from the source's weights.
 
@@ -238,13 +232,9 @@ class CampaignLearner:
             evaluation += judgements
             if init is not None:
                 self._scratch[device] = self._train(training, None, next(parts))
-                scratch, others = self._judge(self._scratch[device], held_out)
+                scratch, _ = self._judge(self._scratch[device], held_out)
                 transfer[device] = {
-                    metric: TransferErrors(
-                        errors[device][metric]["mape"],
-                        scratch[metric]["mape"],
-                        difference_of(others, judgements, device, metric).chance,
-                    )
+                    metric: TransferErrors(errors[device][metric]["mape"], scratch[metric]["mape"])
                     for metric in errors[device]
                     if metric in scratch
                 }

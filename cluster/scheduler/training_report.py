@@ -9,7 +9,6 @@ import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from statistics import fmean, stdev
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -40,47 +39,10 @@ class TransferErrors:
 
     transferred: float
     from_scratch: float
-    chance: float | None = None
-    """Difference that chance alone may cause, in percentage points; None if unknown."""
 
     def __str__(self) -> str:
         before, after = (number_text(e, 3) for e in (self.from_scratch, self.transferred))
         return f"{after} % against {before} % from scratch"
-
-
-@dataclass(frozen=True)
-class ErrorDifference:
-    """Difference of the mean error on the same configurations between two trainings."""
-
-    points: float
-    """Percentage points, above 0 if the later training is worse."""
-    chance: float | None
-    """Two standard errors over architectures; None for fewer than two."""
-    judged: int
-    """Number of configurations."""
-
-
-def difference_of(
-    before: Sequence[Judgement], after: Sequence[Judgement], device: str, metric: str
-) -> ErrorDifference:
-    """Compare errors on the configurations that both trainings were judged by."""
-
-    def by_configuration(judgements: Sequence[Judgement]) -> dict[str, Judgement]:
-        return {
-            j.configuration_id: j
-            for j in judgements
-            if (j.device, j.metric) == (device, metric) and j.configuration_id is not None
-        }
-
-    old, new = by_configuration(before), by_configuration(after)
-    by_architecture: dict[str | None, list[float]] = {}
-    for name in old.keys() & new.keys():
-        gap = new[name].error_percent - old[name].error_percent
-        by_architecture.setdefault(new[name].architecture, []).append(gap)
-    gaps = [gap for group in by_architecture.values() for gap in group]
-    means = [fmean(group) for group in by_architecture.values()]
-    chance = 2 * stdev(means) / len(means) ** 0.5 if len(means) > 1 else None
-    return ErrorDifference(fmean(gaps) if gaps else 0.0, chance, len(gaps))
 
 
 @dataclass(frozen=True)

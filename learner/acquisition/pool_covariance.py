@@ -137,15 +137,6 @@ def embedding_points(embeddings: FloatArray, static: npt.NDArray[Any]) -> FloatA
     return np.hstack([_unit_norm(group) for group in groups]).astype(np.float32)
 
 
-def principal_directions(embeddings: npt.NDArray[Any]) -> Array:
-    """Return the directions of the principal components of embeddings (n, d): (d, components)."""
-    values = embeddings.astype(np.float64)
-    deviation = values.std(axis=0)
-    scale = np.where(deviation < 1e-9, np.inf, deviation)
-    directions = _leading((values - values.mean(axis=0)) / scale)
-    return np.asarray(directions / scale[:, None])
-
-
 def _scaled(values: npt.NDArray[Any]) -> Array:
     """Return standardized columns of values (n, d), in single precision before widening."""
     deviation = values.std(axis=0, dtype=np.float64)

@@ -129,6 +129,11 @@ def is_worth_another(measurement: Measurement) -> bool:
     )
 
 
+def worker_failed(measurement: Measurement) -> bool:
+    """Return whether a measurement failed before its configuration had a part in it."""
+    return measurement.outcome is Outcome.ERROR and measurement.failed_in == WORKER
+
+
 def others_had_memory(detail_mib: Mapping[str, float]) -> bool:
     """Return whether memory ran out because other processes had a part of it."""
     if "host_memory" in detail_mib:

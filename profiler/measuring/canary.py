@@ -16,9 +16,9 @@ import dataclasses
 import enum
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from trappm.profiler.errors import InputError
 from trappm.profiler.host.environment import stack_fingerprint
@@ -112,26 +112,6 @@ class CanaryReading:
     decision: CanaryDecision
     message: str | None = None
     """Reason for decisions other than `ok`."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values; `from_dict` is the inverse."""
-        return {
-            **dataclasses.asdict(self),
-            "configuration": self.configuration.to_dict(),
-            "outcome": self.outcome.value,
-            "decision": self.decision.value,
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        return cls(
-            **{
-                **data,
-                "configuration": Configuration(**data["configuration"]),
-                "outcome": Outcome(data["outcome"]),
-                "decision": CanaryDecision(data["decision"]),
-            }
-        )
 
     @property
     def series(self) -> tuple[object, ...]:

@@ -1,11 +1,10 @@
-"""A campaign whose pool is profiled and encoded, for what explains and draws it."""
+"""A campaign whose pool is profiled, and encoders that are made at once."""
 
 from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 
-from trappm.cluster.learning.campaign_learner import CampaignLearner
 from trappm.cluster.spec import parse_spec
 from trappm.learner.paper.presets import LAPTOP, PRESETS
 from trappm.profiler.records import Configuration
@@ -51,15 +50,3 @@ def new_campaign(store, name="seen"):
     campaign_id = store.campaigns.create(name, spec.model_dump(mode="json"), spec.seed).id
     store.campaigns.set_pool(campaign_id, [(c, c.architecture == HELD_OUT) for c in POOL])
     return campaign_id
-
-
-def encode(home, store, campaign_id):
-    """A learner of the campaign, whose embeddings are now in its folder."""
-    spec = parse_spec(SPEC, origin="the test")
-    learner = CampaignLearner(
-        preset=spec.learner, strategy=spec.strategy, source="cpu-2t", seed=spec.seed,
-        cache=home.campaigns / campaign_id,
-    )  # fmt: skip
-    pool = store.campaigns.pool(campaign_id)
-    learner.set_pool([(c, graph_template(c.architecture, 64).to_bytes()) for c, _ in pool])
-    return learner

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 import typer
-from encoded_pool import hasty_encoders
 from onnx_export import export_onnx
 from typer.core import TyperGroup
 
@@ -107,7 +106,7 @@ def folder(tmp_path_factory):
         timeout=600,
     )
     export_onnx("test_resnet", 64, folder / "model.onnx")
-    with hasty_encoders() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRAPPM_HOME", str(home))
         results = folder / "results.jsonl"
         assert cli.run(["labels", "export", str(results)]) == 0
@@ -208,7 +207,7 @@ JSON_COMMANDS = (
     "devices v100",
     "roofline test_resnet --device v100",
     "labels query --limit 2",
-    "labels query --by family --agg median",
+    "labels query --sql 'SELECT family FROM labels'",
     "labels show 1",
     "snapshot show",
     "snapshot show default",

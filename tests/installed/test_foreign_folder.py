@@ -11,6 +11,8 @@ from foreign_folder import THEIRS, make_foreign
 
 ROOT = Path(__file__).parents[2]
 MAIN = "from trappm.cli import main; main()"
+ANYHOW = "import sys; from trappm.cli import run; run(sys.argv[1:])"
+"""Runs a command whatever its exit status."""
 
 
 @pytest.fixture(params=["installed", "a checkout on the path"])
@@ -40,11 +42,8 @@ def test_packages_of_equal_names_can_be_imported(run, tmp_path):
 @pytest.mark.parametrize("run", ["a checkout on the path"], indirect=True)
 def test_measuring_processes_use_our_packages(run, tmp_path):
     """Fork servers and their children start from the path of whoever started them."""
-    sweep, results = tmp_path / "list.yaml", tmp_path / "results.jsonl"
-    sweep.write_text("[{architecture: test_resnet, batch_size: 1, input_size: 64}]")
-    options = ("--device", "cpu-1t", "--protocol", "quick", "--retries", "0")
-    run("-c", MAIN, "measure", "--sweep", str(sweep), "--out", str(results), *options)
-    measured = json.loads(results.read_text())
+    options = ("--device", "cpu-1t", "--input-size", "64", "--protocol", "quick", "--json")
+    measured = json.loads(run("-c", ANYHOW, "measure", "test_resnet", *options))
     # Others on the machine may make it unstable, but it was measured.
     assert measured["outcome"] in {"ok", "unstable"}, measured["message"]
     assert measured["memory_mib"] > 0

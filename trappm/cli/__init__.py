@@ -89,7 +89,7 @@ EXTRAS = {
     "serve": (
         "fastapi", "multipart", "prometheus_client", "python_multipart", "starlette", "uvicorn",
     ),
-    "integrations": ("kubernetes", "lightning", "sky"),
+    "integrations": ("lightning",),
     "transformers": ("accelerate", "peft", "transformers"),
 }  # fmt: skip
 """Top-level modules by the extra of pyproject.toml that brings them."""

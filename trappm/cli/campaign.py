@@ -60,12 +60,14 @@ def launch(
     from trappm.store import Home
 
     home = Home.open()
+    from trappm.cluster.campaign.planner import with_whole_pool
     from trappm.cluster.launch import check_spec, opened_first, start_or_continue
     from trappm.cluster.spec import load_preset, load_spec
 
     spec = load_spec(file) if file is not None else load_preset(str(preset))
     with opened_first(home) as store:
         try:
+            spec = with_whole_pool(spec, store)
             check_spec(store, spec, address)
             campaign, spec = start_or_continue(store, spec)
         except InputError as error:
@@ -112,14 +114,12 @@ def status(
             campaign_report.print_status(campaign_facts(store, name))
 
 
-@app.command(epilog="Example: trappm campaign report --choices --png map.png")
+@app.command(epilog="Example: trappm campaign report --choices --count 5")
 def report(
     campaign_id: CampaignId = None,
     choices: Annotated[
         bool,
-        typer.Option(
-            "--choices", help="Show why configurations were chosen, and which would be next."
-        ),
+        typer.Option("--choices", help="Show which configurations were chosen, and why."),
     ] = False,
     device: Annotated[
         str | None,
@@ -130,29 +130,20 @@ def report(
     ] = None,
     count: Annotated[
         int,
-        typer.Option(min=1, max=1000, help="Number of past and of next choices of --choices."),
+        typer.Option(min=1, max=1000, help="Number of --choices."),
     ] = 10,
-    png: Annotated[
-        Path | None, typer.Option(help="PNG file for the map of the pool of --choices.")
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what a campaign found: labels, errors, transfer, predicted against measured, canary."""
-    if not choices and (device is not None or png is not None):
-        raise InputError("--device and --png need --choices")
-    from rich.console import Console
-
+    if not choices and device is not None:
+        raise InputError("--device needs --choices")
     from trappm.label_store import store_or_none_yet
     from trappm.reports.campaign_facts import campaign_facts
     from trappm.reports.campaign_report import print_report
-    from trappm.reports.choices import draw_map, explain, print_explanation
+    from trappm.reports.choices import choices_of, print_choices
     from trappm.store import Home
-    from trappm.terminal.plots import require_matplotlib
 
-    if png is not None:
-        require_matplotlib("--png")
-    home = Home.find()
-    with store_or_none_yet(home) as store:
+    with store_or_none_yet(Home.find()) as store:
         name = store.campaigns.get(campaign_id).id
         if not choices:
             facts = campaign_facts(store, name)
@@ -161,14 +152,11 @@ def report(
             else:
                 print_report(facts)
             return
-        with Console(stderr=True).status("training on the labels so far, then choosing"):
-            explanation = explain(store, home, name, device=device, count=count)
-    if png is not None:
-        draw_map(explanation, png)
+        chosen = choices_of(store, name, device=device, count=count)
     if as_json:
-        print_json(asdict(explanation))
+        print_json(asdict(chosen))
     else:
-        print_explanation(explanation, count)
+        print_choices(chosen)
 
 
 @app.command(epilog="Example: trappm campaign pause")
@@ -251,6 +239,7 @@ def validate(
         return
     if file is None:
         raise InputError("name a campaign file, or give --schema")
+    from trappm.cluster.campaign.planner import with_whole_pool
     from trappm.cluster.launch import plan_lines, spec_faults
     from trappm.cluster.spec import load_spec
     from trappm.cluster.yaml_file import FileFaultsError
@@ -260,6 +249,7 @@ def validate(
     try:
         spec = load_spec(file)
         with store_or_none_yet(Home.find()) as store:
+            spec = with_whole_pool(spec, store)
             faults = [str(fault) for fault in spec_faults(store, spec, address)]
             lines = [] if faults else plan_lines(spec, store)
     except FileFaultsError as error:

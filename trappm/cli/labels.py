@@ -17,7 +17,6 @@ from trappm.cli.options import AsJson, print_json
 from trappm.label_store import records, store_to_read
 from trappm.profiler.errors import InputError
 from trappm.profiler.files.whole_file import made_whole
-from trappm.profiler.records import METRICS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -71,9 +70,7 @@ Since = Annotated[
 Until = Annotated[str | None, typer.Option(help="Latest date, inclusive (formats as for --since).")]
 
 
-@app.command(
-    epilog="Example: trappm labels query --device cpu-2t --by family --agg count,median,p95"
-)
+@app.command(epilog="Example: trappm labels query --device cpu-2t --sort -step_time_ms")
 def query(
     architecture: Architecture = None,
     family: Family = None,
@@ -92,14 +89,7 @@ def query(
     campaign: Campaign = None,
     since: Since = None,
     until: Until = None,
-    columns: Annotated[
-        str | None, typer.Option(help="Columns, separated by commas; with --by, metrics.")
-    ] = None,
-    by: Annotated[str | None, typer.Option(help="Columns to group by, with commas.")] = None,
-    agg: Annotated[
-        str | None,
-        typer.Option(help="Statistics, by commas: count, mean, std, min, median, max, p95 ..."),
-    ] = None,
+    columns: Annotated[str | None, typer.Option(help="Columns, separated by commas.")] = None,
     sort: Annotated[
         str | None, typer.Option(help="Column to sort by; with a leading '-' in descending order.")
     ] = None,
@@ -108,7 +98,7 @@ def query(
         typer.Option(min=1, max=MAX_ROWS, help="Maximum number of rows (default of tables: 200)."),
     ] = None,
     sql: Annotated[
-        str | None, typer.Option(help="A SQL query instead of filters; it can only read.")
+        str | None, typer.Option(help="A SQL query instead of filters, on a read-only connection.")
     ] = None,
     as_json: AsJson = False,
     as_jsonl: Annotated[
@@ -118,7 +108,7 @@ def query(
     parquet: Annotated[Path | None, typer.Option(help="Write this Parquet file.")] = None,
 ) -> None:
     """List labels: what was measured, on which device, with which result."""
-    from trappm.reports.labels import label_statistics, print_labels, print_rows
+    from trappm.reports.labels import print_labels, print_rows
     from trappm.store import LabelFilter
 
     wanted = LabelFilter(
@@ -130,20 +120,10 @@ def query(
     for_machines = _check_formats(as_json, as_jsonl, as_csv, parquet)
     most = limit or (None if for_machines else SHOWN)
     if sql is not None:
-        others = vars(wanted) | {"columns": columns, "by": by, "agg": agg, "sort": sort}
-        _refuse_others("--sql", others)
+        _refuse_others("--sql", vars(wanted) | {"columns": columns, "sort": sort})
     with store_to_read() as store:
         if sql is not None:
             frame, more = store.query_sql(sql, **({"limit": limit} if limit else {}))
-        elif by or agg:
-            frame = label_statistics(
-                store,
-                wanted,
-                by=_names(by),
-                statistics=_names(agg) or ("count", "mean"),
-                metrics=_names(columns) or (*METRICS,),
-                sort=sort,
-            )
         else:
             frame = store.labels.query(
                 wanted,
@@ -154,11 +134,12 @@ def query(
     if sql is None:
         more = most is not None and len(frame) > most
         frame = frame.head(most) if most else frame
-    _warn(frame, more)
+    if more:
+        typer.echo(f"trappm: there is more than these {len(frame)}; see --limit", err=True)
     if for_machines:
         _print_frame(frame, as_json=as_json, as_jsonl=as_jsonl, parquet=parquet)
         return
-    if sql is not None or by or agg or columns:
+    if sql is not None or columns:
         print_rows(frame)
     else:
         print_labels(frame, "labels" if outcome is None else "attempts")
@@ -267,18 +248,6 @@ def _refuse_others(option: str, others: Mapping[str, object]) -> None:
     given = [name for name, value in others.items() if value is not None]
     if given:
         raise InputError(f"{option} and --{given[0].replace('_', '-')} exclude each other")
-
-
-def _warn(frame: pd.DataFrame, more: bool) -> None:
-    """Report on standard error what the table does not show."""
-    if censored := frame.attrs.get("censored"):
-        typer.echo(
-            f"trappm: {censored} labels are censored (memory ran out) and have no value here; "
-            "their lower bounds are in --columns memory_above_mib",
-            err=True,
-        )
-    if more:
-        typer.echo(f"trappm: there is more than these {len(frame)}; see --limit", err=True)
 
 
 def _names(text: str | None) -> list[str]:

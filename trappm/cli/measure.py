@@ -1,4 +1,4 @@
-"""`trappm measure`: measure a training step, or a list of them, on this machine.
+"""`trappm measure`: measure a training step on this machine.
 
 Works without Ray and without a database, on a node that has only the core dependencies.
 """
@@ -8,14 +8,12 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from trappm.cli import shell
-from trappm.cli.options import AsJson, print_json
+from trappm.cli.options import AsJson
 from trappm.profiler.errors import InputError, TrappmError
 from trappm.profiler.records import (
     Execution,
@@ -28,8 +26,6 @@ from trappm.profiler.records import (
 )
 
 if TYPE_CHECKING:
-    from trappm.profiler.files.json_lines import JsonLines
-    from trappm.profiler.measuring.canary import CanaryPlan, CanaryReading
     from trappm.profiler.records import Configuration, Measurement
 
 _PHASES = {
@@ -67,39 +63,17 @@ def measure(
         bool, typer.Option("--compile", help="Measure the step under torch.compile.")
     ] = False,
     protocol: Annotated[str, typer.Option(help="Measurement protocol.")] = "paper",
-    sweep: Annotated[
-        Path | None, typer.Option(metavar="LIST", help="YAML or JSON lines of configurations.")
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Results of --sweep; appended JSON lines."),
-    ] = None,
-    retries: Annotated[
-        int, typer.Option(min=0, help="Retries of unstable measurements of a sweep.")
-    ] = 2,
-    shuffle: Annotated[
-        int | None, typer.Option(min=0, metavar="SEED", help="Measure the list in random order.")
-    ] = None,
-    canary: Annotated[
-        int | None,
-        typer.Option(
-            metavar="COUNT",
-            help="Measurements of a sweep between two of a reference; stop when it drifts.",
-        ),
-    ] = None,
     show_devices: Annotated[
         bool, typer.Option("--devices", help="List the devices of this machine and exit.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure a training step on this machine, or a list of steps.
+    """Measure a training step on this machine.
 
-    The exit status is 0 for the outcome ok, 1 for any other, and 2 for bad input. A sweep that was
-    interrupted continues when the same command runs again.
+    The exit status is 0 for the outcome ok, 1 for any other, and 2 for bad input.
 
     Example: trappm measure resnet18 --device cpu-2t --batch-size 4
     """
-    from trappm.profiler.measuring.canary import CanaryPlan
     from trappm.profiler.records import Configuration, protocol_named
 
     if show_devices:
@@ -118,17 +92,8 @@ def measure(
         "execution": Execution.COMPILE if is_compiled else None,
     }
     settings = {name: value for name, value in settings.items() if value is not None}
-    if sweep is not None:
-        if settings:
-            raise InputError(f"{next(iter(settings))} must be in the list, not next to --sweep")
-        plan = None if canary is None else CanaryPlan(every_measurements=canary)
-        _sweep(sweep, out, device, protocol, retries, shuffle, plan, as_json=as_json)
-        return
-    for name, value in (("--out", out), ("--shuffle", shuffle), ("--canary", canary)):
-        if value is not None:
-            raise InputError(f"{name} needs --sweep")
     if model is None:
-        raise InputError("name an architecture to measure, or a list with --sweep")
+        raise InputError("name an architecture to measure; trappm campaign launch measures lists")
     configuration = Configuration(**{"batch_size": 1, "input_size": 224, **settings})
     measurement = _measured(configuration, device, protocol_named(protocol))
     if measurement.outcome is Outcome.UNSUPPORTED and not as_json:
@@ -175,87 +140,6 @@ def _measured(configuration: Configuration, device: str, protocol: Any) -> Measu
     show(f"{configuration} on {device}: starting its process")
     with Measurer() as measurer:
         return measurer.measure(configuration, device, protocol, on_phase=show)
-
-
-def _sweep(
-    path: Path, out: Path | None, device: str, protocol_name: str, retries: int, seed: int | None,
-    plan: CanaryPlan | None, *, as_json: bool,
-) -> None:  # fmt: skip
-    if out is None:
-        raise InputError("a sweep needs a file for its results: --out FILE.jsonl")
-    import numpy as np
-
-    from trappm.profiler.devices import open_device
-    from trappm.profiler.files.json_lines import JsonLines
-    from trappm.profiler.measuring.canary import CanaryReading
-    from trappm.profiler.measuring.isolation import Measurer
-    from trappm.profiler.measuring.sweep import Sweep, read_configurations
-    from trappm.profiler.records import Measurement, protocol_named
-
-    protocol = protocol_named(protocol_name)
-    environment = open_device(device).environment()  # a wrong key fails first
-    configurations = read_configurations(path)
-    if seed is not None:
-        order = np.random.default_rng(seed).permutation(len(configurations))
-        configurations = [configurations[i] for i in order]
-    with JsonLines(out, Measurement) as results, Measurer() as measurer:
-        sweep = Sweep(configurations, results, device, protocol, environment, retries=retries)
-        if sweep.settled:
-            _log(f"{sweep.settled} of {len(configurations)} done, {sweep.measured} of them ok")
-
-        def run(configuration: Configuration) -> Measurement:
-            return measurer.measure(configuration, device, protocol)
-
-        try:
-            if plan is None:
-                sweep.run(run, _log)
-            else:
-                with JsonLines(out.with_name(out.name + ".canary"), CanaryReading) as readings:
-                    sweep.run(_watched(run, plan, readings, device), _log)
-        except (TrappmError, KeyboardInterrupt):
-            _log(
-                f"stopped after {sweep.settled} of {len(configurations)}; "
-                "the same command continues from there"
-            )
-            raise
-    counts = {outcome.value: sweep.outcomes[outcome] for outcome in Outcome}
-    if as_json:
-        print_json(
-            {"configurations": len(configurations), "attempts": sweep.attempts, "outcomes": counts}
-        )
-        return
-    typer.echo(f"{len(configurations)} configurations in {sweep.attempts} attempts:")
-    for name, count in counts.items():
-        if count:
-            typer.echo(f"  {name:<12} {count:>6}")
-
-
-def _watched(
-    run: Callable[[Configuration], Measurement],
-    plan: CanaryPlan,
-    readings: JsonLines[CanaryReading],
-    device: str,
-) -> Callable[[Configuration], Measurement]:
-    """Wrap `run` so that the reference is measured whenever it is due; drift ends the sweep."""
-    from trappm.profiler.measuring.canary import CanaryDecision, CanaryWatch
-
-    watch = CanaryWatch(plan, history=readings.earlier)
-
-    def watched(configuration: Configuration) -> Measurement:
-        while watch.is_due():
-            reading = watch.take(run(plan.reference_on(device)))
-            readings.append(reading)
-            _log(f"canary: {reading.decision}{f': {reading.message}' if reading.message else ''}")
-            if reading.decision is CanaryDecision.STOP:
-                raise TrappmError(f"this machine has changed: {reading.message}")
-        watch.count_measurement()
-        return run(configuration)
-
-    return watched
-
-
-def _log(line: str) -> None:
-    typer.echo(line, err=True)
 
 
 def summary(measurement: Measurement) -> str:

@@ -17,12 +17,11 @@ from trappm.cluster.campaign.history import end_of, rule_held
 from trappm.cluster.campaign.ownership import runs
 from trappm.cluster.launch import LOST, RETRIED
 from trappm.cluster.scheduler.stop_rules import CampaignEnd
-from trappm.cluster.scheduler.training_report import TrainingReport, difference_of
+from trappm.cluster.scheduler.training_report import TrainingReport
 from trappm.cluster.spec import CampaignBudget, runs_nothing
 from trappm.profiler.measuring.canary import CanaryDecision, CanaryReading
 from trappm.profiler.records import Outcome, is_cpu_device
 from trappm.profiler.steps.sampling import is_contended
-from trappm.profiler.text import number_text
 from trappm.store import (
     Assignment,
     AssignmentState,
@@ -84,6 +83,8 @@ class Missing:
     planned: int
     outcomes: Mapping[str, int]
     """Number by outcome of the last attempt; `lost` if the worker was lost."""
+    reasons: Sequence[str]
+    """One line for each device and outcome: the number, and the message of one attempt."""
     command: str | None
     """Command that tries them again; None if the campaign measures no more."""
     text: str
@@ -145,35 +146,6 @@ class CanarySeries:
 
 
 @dataclass(frozen=True)
-class Setback:
-    """An error that is larger than in an earlier round or than without transfer, in percent."""
-
-    device: str
-    metric: str
-    what: str
-    before: float
-    after: float
-    judged: int
-    """Number of configurations, on architectures that no training saw."""
-    chance: float | None
-    """Difference that chance alone may cause, in percentage points; None if unknown."""
-
-    @property
-    def beyond_chance(self) -> bool:
-        return self.chance is not None and self.after - self.before > self.chance
-
-    def __str__(self) -> str:
-        rise = number_text(self.after - self.before, 2)
-        size = "unknown" if self.chance is None else f"± {number_text(self.chance, 2)}"
-        than = "more than chance" if self.beyond_chance else "which chance may be"
-        return (
-            f"{self.device} {self.metric}: {self.what}, {number_text(self.before, 3)} to "
-            f"{number_text(self.after, 3)} %, {rise} points, {than} ({self.judged} judged, chance "
-            f"{size})"
-        )
-
-
-@dataclass(frozen=True)
 class Working:
     """A running measurement."""
 
@@ -211,7 +183,6 @@ class CampaignFacts:
     missing: Missing | None
     """None if every assignment that ended has a label or does not fit into memory."""
     cost: Cost
-    setbacks: Sequence[Setback]
     working: Sequence[Working]
     events: Sequence[EventRecord]
     """Latest events in chronological order."""
@@ -284,7 +255,6 @@ def campaign_facts(store: Store, campaign_id: str, *, latest_events: int = 5) ->
         assignments=store.assignments.counts(campaign_id),
         outcomes=store.campaigns.outcome_counts(campaign_id),
         rounds=rounds,
-        setbacks=setbacks([(r.number, r.report) for r in rounds if r.report is not None]),
         canary=_canary(store.canaries.all(campaign_id=campaign_id)),
         rehearsal_on=[d for d in budget.devices.keys if runs_nothing(d)],
         end=end_of(store, campaign, budget),
@@ -293,47 +263,6 @@ def campaign_facts(store: Store, campaign_id: str, *, latest_events: int = 5) ->
         working=[Working(a.worker, a.device, str(a.configuration), a.attempts) for a in working],
         events=store.campaigns.events(campaign_id, last=latest_events),
     )
-
-
-def setbacks(trained: Sequence[tuple[int, TrainingReport]]) -> list[Setback]:
-    """Return the errors that are larger now than after the best round, or than without transfer.
-
-    Args:
-        trained: Rounds with their reports, in order.
-    """
-    if not trained:
-        return []
-    number, last = trained[-1]
-
-    def count(device: str, metric: str) -> int:
-        return int(last.devices.get(device, {}).get(metric, {}).get("count") or 0)
-
-    worse = []
-    for device, errors in last.devices.items():
-        for metric, of_metric in errors.items():
-            after = of_metric["mape"]
-            earlier = [
-                (before, at, report)
-                for at, report in trained[:-1]
-                if (before := report.devices.get(device, {}).get(metric, {}).get("mape"))
-                is not None
-            ]
-            best = min(earlier, key=lambda row: row[0], default=None)
-            if after is None or best is None or after <= best[0]:
-                continue
-            gap = difference_of(best[2].evaluation, last.evaluation, device, metric)
-            what = f"errors rose from round {best[1]} to {number}"
-            judged = gap.judged or count(device, metric)
-            worse.append(Setback(device, metric, what, best[0], after, judged, gap.chance))
-    what = "transfer lost to a start from scratch"
-    return worse + [
-        Setback(
-            device, metric, what, x.from_scratch, x.transferred, count(device, metric), x.chance
-        )
-        for device, by_metric in last.transfer.items()
-        for metric, x in by_metric.items()
-        if x.transferred > x.from_scratch
-    ]
 
 
 def live_state(campaign: CampaignRecord) -> str:
@@ -349,9 +278,12 @@ def _next_command(campaign: CampaignRecord) -> str | None:
 
 
 def _missing(store: Store, campaign: CampaignRecord) -> Missing | None:
-    failed = Counter(outcome for _, outcome in store.assignments.failed(campaign.id))
-    if not failed:
+    losses = store.assignments.losses(campaign.id)
+    if not losses:
         return None
+    failed: Counter[Outcome | None] = Counter()
+    for loss in losses:
+        failed[loss.outcome] += loss.count
     outcomes = {str(outcome or LOST): count for outcome, count in failed.items()}
     counts = store.assignments.counts(campaign.id)
     count, planned = sum(failed.values()), sum(sum(n.values()) for n in counts.values())
@@ -374,6 +306,11 @@ def _missing(store: Store, campaign: CampaignRecord) -> Missing | None:
         count=count,
         planned=planned,
         outcomes=outcomes,
+        reasons=[
+            f"{loss.device}: {loss.count} {loss.outcome or LOST}"
+            + (f", such as: {loss.message.strip().splitlines()[0]}" if loss.message else "")
+            for loss in losses
+        ],
         command=command,
         text=text if command is None else text + advice + command,
     )

@@ -90,6 +90,8 @@ def print_report(facts: CampaignFacts) -> None:
         )
     if facts.missing:
         print_line(f"\n{facts.missing.text}")
+        for reason in facts.missing.reasons:
+            print_line(reason)
     if facts.snapshot:
         source = next(iter(facts.devices))
         print_line("\nNext:")
@@ -168,7 +170,7 @@ def _errors_by_round(facts: CampaignFacts) -> list[tuple[object, ...]]:
 
 
 def _print_findings(facts: CampaignFacts) -> None:
-    """Print progress, attempts, canaries, errors by round, and errors that increased."""
+    """Print progress, attempts, canaries and errors by round."""
     print_line(_title(facts), style="bold")
     print_table(*_progress(facts))
     attempts = [
@@ -180,10 +182,6 @@ def _print_findings(facts: CampaignFacts) -> None:
     _print_canary(facts)
     if errors := _errors_by_round(facts):
         print_table(*_ERRORS, errors)
-    if facts.setbacks:
-        print_line("errors that increased:", style="bold")
-    for setback in facts.setbacks:
-        print_line(f"  {setback}")
 
 
 def _print_canary(facts: CampaignFacts) -> None:
@@ -225,7 +223,7 @@ def _remarks(facts: CampaignFacts) -> list[str]:
             f"at {end.at:%Y-%m-%d %H:%M} UTC: {end.reason}"
         )
     if facts.missing:
-        lines.append(facts.missing.text)
+        lines += [facts.missing.text, *facts.missing.reasons]
     for event in facts.events:
         at = event.at[:19].replace("T", " ")
         lines.append(f"{at} UTC  {event.kind}: {event.message.get('message', '')}")

@@ -1,16 +1,13 @@
-"""Labels for people: tables, statistics by group, and everything about one label."""
+"""Labels for people: tables, and everything about one label."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from trappm.label_store import without_nan
-from trappm.profiler.errors import InputError
 from trappm.profiler.models.known_names import is_prefixed, unit_of
 from trappm.profiler.records import METRICS
-from trappm.store.labels import NUMBERS, columns_of
 from trappm.terminal.plots import sample_plot
 from trappm.terminal.tables import cell, print_line, print_table
 
@@ -18,7 +15,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from trappm.profiler.records import Measurement
-    from trappm.store import LabelFilter, LabelRecord, Store
+    from trappm.store import LabelRecord
 
 UNITS = {**METRICS, "energy_j": "J"}
 
@@ -37,75 +34,6 @@ ATTEMPT_COLUMNS = ("id", "outcome", "started_at", "protocol", "duration_s", *MET
 UNKNOWN_YEAR = 1970
 """Year of attempts whose source has no time."""
 SUMMARY = {"median_ms": "median", "mean_ms": "mean", "iqr_ms": "IQR", "p95_ms": "p95"}
-
-
-_NO_GROUPS = {"id", "message", "created_at", "started_at", *NUMBERS}
-_STATISTICS = ("count", "mean", "std", "min", "median", "max")
-_PERCENTILE = re.compile(r"p[1-9][0-9]?")
-
-
-def label_statistics(
-    store: Store,
-    wanted: LabelFilter,
-    *,
-    by: Sequence[str],
-    statistics: Sequence[str],
-    metrics: Sequence[str],
-    sort: str | None,
-) -> pd.DataFrame:
-    """Return statistics of metrics, one row per group; `attrs["censored"]` counts censored labels.
-
-    Args:
-        store: Label store.
-        wanted: Filter of the labels or attempts.
-        by: Columns to group by; without any, all rows are one group.
-        statistics: count (of values), mean, std, min, median, max, and percentiles p1 to p99.
-        metrics: Columns of numbers.
-        sort: Column of the result (default: the groups); with a leading `-` in descending order.
-
-    Raises:
-        InputError: A column or statistic is unknown.
-    """
-    import pandas as pd
-
-    known = columns_of(wanted)
-    _check("group by", by, [name for name in known if name not in _NO_GROUPS])
-    _check("summarize", metrics, [name for name in known if name in NUMBERS])
-    for name in statistics:
-        if name not in _STATISTICS and not _PERCENTILE.fullmatch(name):
-            raise InputError(
-                f"no statistic {name!r}; there is {', '.join(_STATISTICS)}, and p1 to p99"
-            )
-    if sort is not None:
-        results = [f"{metric}_{name}" for metric in metrics for name in statistics]
-        _check("sort by", [sort.removeprefix("-")], [*by, *results])
-    bounds = [] if wanted.outcome is not None else ["memory_above_mib"]
-    rows = store.labels.query(wanted, columns=[*dict.fromkeys([*by, *metrics, *bounds])], sort="id")
-    groups = rows.groupby(list(by), dropna=False) if by else rows.groupby(lambda _: 0)
-    values = {
-        f"{metric}_{name}": getattr(groups[metric], name)()
-        if name in _STATISTICS
-        else groups[metric].quantile(int(name[1:]) / 100)
-        for metric in metrics
-        for name in statistics
-    }
-    result = pd.DataFrame(values).reset_index(drop=not by)
-    if bounds:
-        result.attrs["censored"] = int(rows["memory_above_mib"].notna().sum())
-    if sort is None:
-        return result
-    ascending = not sort.startswith("-")
-    return result.sort_values(sort.removeprefix("-"), ascending=ascending, kind="stable")
-
-
-def _check(doing: str, names: Iterable[str], known: Sequence[str]) -> None:
-    seen: set[str] = set()
-    for name in names:
-        if name not in known:
-            raise InputError(f"cannot {doing} {name!r}; there is {', '.join(known)}")
-        if name in seen:
-            raise InputError(f"cannot {doing} {name!r} twice")
-        seen.add(name)
 
 
 def print_labels(frame: pd.DataFrame, what: str = "labels") -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,24 +45,13 @@ def curve(points: Sequence[tuple[float, float]], *, title: str, x_label: str, y_
     return _text(plot)
 
 
-def point_map(points: Mapping[str, Sequence[tuple[float, float]]], *, title: str) -> str:
-    """Return a text plot of points by mark and name, such as `o labelled`."""
-    plot = _new_plot(title, 22, width=76)
-    for kind, places in points.items():
-        mark, name = kind.split(maxsplit=1)
-        if places:
-            x, y = zip(*places, strict=True)
-            plot.scatter([*x], [*y], marker=mark, label=name)
-    return _text(plot)
-
-
-def _new_plot(title: str, height: int, width: int = 72) -> Any:
+def _new_plot(title: str, height: int) -> Any:
     """Return plotext with an empty plot, which is global."""
     import plotext
 
     plotext.clear_figure()
     plotext.theme("clear")
-    plotext.plot_size(width, height)
+    plotext.plot_size(72, height)
     plotext.title(title)
     return plotext
 

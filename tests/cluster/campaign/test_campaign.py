@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from threading import Event
 from types import SimpleNamespace
 
 import pytest
+import yaml
 from campaign_crew import (
     BUDGET,
     SPEC,
@@ -25,9 +27,11 @@ from campaign_crew import (
 import trappm.cluster.campaign.loop
 import trappm.cluster.launch
 from trappm.cluster.campaign.loop import CampaignStopped
+from trappm.cluster.campaign.planner import with_whole_pool
 from trappm.cluster.launch import check_spec, order_retry, order_stop, start_or_continue, to_resume
 from trappm.cluster.profiles import StepCache, TracedStep
 from trappm.cluster.scheduler.messages import Worker
+from trappm.cluster.spec import parse_spec
 from trappm.profiler.errors import CampaignError, InputError
 from trappm.profiler.host.environment import stack_fingerprint
 from trappm.profiler.models.pool import build_pool
@@ -442,3 +446,47 @@ def test_the_error_names_the_reason_why_the_campaign_process_ended():
     message = r"crashed \(Its node ran out of memory\); nothing .* trappm campaign resume 1a2b"
     with pytest.raises(CampaignError, match=message):
         trappm.cluster.launch._follow(actor, "1a2b", print, is_detached=True, leave=False)
+
+
+def documented_list(store, **changes):
+    """The campaign file of docs/measurement.md, whose strategy is `all`."""
+    page = (Path(__file__).parents[3] / "docs/measurement.md").read_text()
+    (text,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    return with_whole_pool(
+        parse_spec(yaml.safe_dump(yaml.safe_load(text) | changes), origin="docs"), store
+    )
+
+
+def changes_of(spec):
+    return spec.model_dump(mode="json", exclude={"learner"})
+
+
+def test_strategy_all_measures_a_list_once_and_keeps_its_labels(store):
+    wanted = documented_list(store)
+    pool = build_pool(wanted.pool)
+    assert wanted.total == len(pool) == 9
+    first, second = FakeWorkers(), FakeWorkers()
+    run = campaign(store, first, **changes_of(wanted))
+    run.run()
+    labels = store.labels.of_campaign(run.id)
+    assert {label.configuration for label in labels} == set(pool)
+    assert [r.purpose for r in store.rounds.all(run.id)] == ["evaluation", "initial"]
+    both = {"architectures": ["test_resnet", "test_vit"], "input_sizes": [64, 96]}
+    longer = documented_list(store, seed=5, pool={"groups": [both | {"batch_sizes": [2, 4, 8]}]})
+    ran(store, second, **changes_of(longer))
+    assert len(second.starts) == 4  # batches of 2: the others have labels
+
+
+def test_strategy_all_measures_what_is_left_without_models_that_have_no_graph(store):
+    wanted = documented_list(store, pool={"groups": [SPEC["pool"]["groups"][0]]})
+    assert wanted.total == 15
+    run = ran(store, FakeWorkers(), **changes_of(wanted))
+    assert labels_by_device(store, run.id) == {"cpu-2t": 12}  # vgg11 has none
+
+
+def test_strategy_all_needs_one_device_and_a_pool_to_learn_from(store):
+    with pytest.raises(InputError, match="strategy all measures one device"):
+        documented_list(store, devices={"source": "cpu-2t", "target": "cpu-1t"})
+    one = {"architectures": ["resnet10t"], "batch_sizes": [2], "input_sizes": [64]}
+    with pytest.raises(InputError, match="needs two or more"):
+        documented_list(store, pool={"groups": [one]})

@@ -139,7 +139,7 @@ def test_no_choice_depends_on_held_out_configurations(learner):
     assert set(picks(ours, query(**changes))) <= set(candidates)
     request = asked(ours, **changes)
     assert len(request.families) == 10
-    assert np.array_equal(request.embeddings, ours.embeddings[[2, 3, *range(8, 16)]])
+    assert np.array_equal(request.embeddings, ours._pool.embeddings[[2, 3, *range(8, 16)]])
     assert request.labelled.tolist() == [0, 1]
     assert request.noise_factor.tolist() == [1, 1, 1, 4, 1, 1, 1, 1, 1, 1]
 

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from campaign_crew import BUDGET, FakeLearner, FakeWorkers, campaign, made_up, ran
+from campaign_crew import BUDGET, ONE_DEVICE, FakeLearner, FakeWorkers, campaign, made_up, ran
 from test_campaign_canary import CANARY
 
 from trappm.cluster.campaign.loop import CampaignStopped
@@ -221,3 +221,12 @@ def test_a_campaign_that_has_just_begun_can_be_watched(store, tmp_path, capsys):
 def test_an_unreadable_report_is_an_error_of_one_line(refused):
     with refused("report of a round cannot be read", CampaignError):
         TrainingReport.of({"labels": []})
+
+
+def test_status_reports_what_was_lost_and_why(store, capsys):
+    workers = FakeWorkers(faults={1: "error", 2: "error", 5: "timeout"})
+    run = ran(store, workers, **ONE_DEVICE, max_attempts=1, canary=False)
+    print_status(campaign_facts(store, run.id))
+    lines = capsys.readouterr().out.splitlines()
+    assert "cpu-2t: 2 error, such as: made to end as error" in lines
+    assert "cpu-2t: 1 timeout, such as: made to end as timeout" in lines

@@ -10,7 +10,6 @@ from trappm.cluster.pool_file import PoolFile
 from trappm.cluster.yaml_file import MAX_FILE_BYTES, load, parse
 from trappm.prediction.costs import prices_of
 from trappm.profiler.errors import InputError
-from trappm.profiler.measuring.sweep import read_configurations
 
 GROUP = "architectures: [resnet18], batch_sizes: [1], input_sizes: [32]"
 
@@ -94,7 +93,6 @@ def test_every_reader_of_yaml_reports_an_invalid_value_in_one_line(
     monkeypatch.setenv("TRAPPM_HOME", str(tmp_path))
     readers = (
         lambda: parse(text, PoolFile, origin="bad.yaml", kind="pool"),
-        lambda: read_configurations(path),
         lambda: prices_of("rtx3090"),
     )
     for read in readers:

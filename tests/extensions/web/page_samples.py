@@ -8,7 +8,7 @@ import threading
 import time
 from dataclasses import replace
 
-from encoded_pool import HELD_OUT, POOL, encode, new_campaign
+from encoded_pool import HELD_OUT, POOL, new_campaign
 from store_samples import measure_next, planned
 from store_whole import canary_reading
 
@@ -63,7 +63,6 @@ def build_home(folder):
         part.mkdir(parents=True)
     with Store.open(home.database_url) as store:
         campaign = new_campaign(store)
-        encode(home, store, campaign)
         judged = [c for c in POOL if c.architecture == HELD_OUT][:2]
         taught = [c for c in POOL if c.architecture != HELD_OUT]
         store.rounds.plan(campaign, 0, "evaluation", planned(judged, role="evaluate"))

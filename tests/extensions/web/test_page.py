@@ -10,8 +10,7 @@ import urllib.request
 
 import page_samples as samples
 import pytest
-from encoded_pool import POOL, hasty_encoders, new_campaign
-from filelock import FileLock
+from encoded_pool import POOL, new_campaign
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx_export import export_onnx
@@ -20,12 +19,10 @@ from store_samples import measure_next, planned
 
 from trappm.cluster.campaign.ownership import ownership
 from trappm.extensions.web.app import FILES
-from trappm.extensions.web.page import maps
-from trappm.profiler.measuring import attempt
 from trappm.profiler.simulation.memory_breakdown import Part
 from trappm.store import CampaignState, Home, LabelFilter, Store
 
-VIEWS = ("campaigns", "map", "labels", "snapshots", "predict", "roofline")
+VIEWS = ("campaigns", "labels", "snapshots", "predict", "roofline")
 TOKEN = "0123456789abcdef-token"  # noqa: S105
 WAIT_MS = 30_000
 CUT_NUMBERS = """() => {
@@ -57,9 +54,9 @@ NAMELESS = """() =>
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """A campaign that runs; its encoder hardly learns, since where points lie does not matter."""
+    """A campaign that runs."""
     folder = tmp_path_factory.mktemp("home")
-    with hasty_encoders() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRAPPM_HOME", str(folder))
         home, campaign = samples.build_home(folder)
         with Store.open(home.database_url) as store, ownership(store, campaign):
@@ -211,29 +208,6 @@ def test_failed_campaign_shows_reason_and_outcomes(page, server, tmp_path, monke
     pace = page.locator("section.card", has_text="Labels per minute").inner_text()
     assert "None of 1 attempt produced a label" in pace
     assert "--follow" not in page.locator("main").inner_text()
-
-
-def test_map_shows_configurations_with_reasons(page, server, home):
-    show(page, server, f"map?campaign={home[1]}")
-    plot = page.get_by_role("application")
-    about = page.locator(".about")
-    plot.locator("[class^=kind-] > *").first.wait_for()  # drawn once its width is known
-    expect(plot.locator("[class^=kind-] > *")).to_have_count(9)
-    plot.focus()
-    page.keyboard.press("ArrowLeft")
-    first = about.locator(".about-title").inner_text()
-    seen = {first}
-    for key in ("ArrowLeft", "ArrowUp", "ArrowRight", "ArrowDown", "ArrowRight") * 3:
-        page.keyboard.press(key)
-        seen.add(about.locator(".about-title").inner_text())
-    assert len(seen) >= 3
-    page.keyboard.press("Escape")
-    expect(about.locator(".about-title")).to_have_count(0)
-    page.locator("button.link").first.click()
-    assert "Next picks" in about.inner_text()
-    assert "Distance to the nearest label" in about.inner_text()
-    page.get_by_role("checkbox", name="Next picks").uncheck()
-    expect(plot.locator(".kind-wanted")).to_have_count(0)
 
 
 def test_labels_are_filtered_sorted_and_opened_by_keyboard(page, server):
@@ -492,17 +466,6 @@ def test_any_request_is_answered_or_rejected(server, place, values):
     path = urllib.parse.quote(place.encode(errors="replace"))
     status, data = fetched(f"{server}/api/{path}?{urllib.parse.urlencode(values)}")
     assert status == 200 or (400 <= status < 500 and json.loads(data)["detail"])
-
-
-def test_map_waits_for_a_measurement_on_the_same_cores(server, home, tmp_path, monkeypatch):
-    monkeypatch.setattr(maps, "PATIENCE_S", 0.2)
-    monkeypatch.setattr(attempt, "LOCK_DIR", tmp_path)
-    address = f"{server}/api/campaigns/{home[1]}/map"
-    with FileLock(attempt.lock_path(tmp_path, "cpu")):
-        assert [response(address) for _ in range(2)] == [(202, {"state": "working"})] * 2
-    while (answer := response(address))[0] == 202:
-        pass
-    assert len(answer[1]["points"]) == 9
 
 
 def test_page_loads_nothing_from_other_hosts(server):

@@ -117,30 +117,6 @@ def test_failure_reasons_are_shown_below_the_table(filled, answer, monkeypatch):
     assert "interquartile" in below
 
 
-def test_statistics_by_group(filled, answer, rows_of):
-    rows = rows_of("--by family,device --agg count,p95 --columns step_time_ms,power_w")
-    assert rows == [
-        {"family": family, "device": DEVICE, "step_time_ms_count": 3, "step_time_ms_p95": 38.0,
-         "power_w_count": 1, "power_w_p95": 50.0}
-        for family in ("resnet", "vgg")
-    ]  # fmt: skip
-    (whole,) = rows_of("--agg median,max --columns step_time_ms")
-    assert whole == {"step_time_ms_median": 20.0, "step_time_ms_max": 40.0}
-    assert "36" in answer("query --by family --agg p90")
-    largest, *_ = rows_of(
-        "--outcome any --by outcome --sort -duration_s_count --columns duration_s"
-    )
-    assert (largest["outcome"], largest["duration_s_count"]) == ("ok", 6)
-
-
-def test_statistics_report_censored_labels(filled, command):
-    record("vgg11", 99, "oom", memory_detail_mib={"capacity": 9.0})
-    status, out, err = command("labels query --by family --agg count --json")
-    counts = {row["family"]: row["memory_mib_count"] for row in json.loads(out)}
-    assert (status, counts) == (0, {"resnet": 3, "vgg": 3})
-    assert "1 labels are censored" in err
-
-
 def test_all_formats_contain_the_same_values(filled, answer, rows_of, tmp_path):
     whole = rows_of("--sort id")
     assert len(whole) == 6
@@ -212,13 +188,6 @@ def test_show_prints_the_whole_label(filled, answer):
 WRONG = [
     (["query", "--device", "cpu-2"], "did you mean 'cpu-2t'?"),
     (["query", "--since", "yesterday"], "'yesterday' is no time"),
-    (["query", "--by", "prize"], "cannot group by 'prize'"),
-    (["query", "--by", "family,family"], "cannot group by 'family' twice"),
-    (["query", "--by", "step_time_ms"], "cannot group by 'step_time_ms'"),
-    (["query", "--agg", "mode"], "no statistic 'mode'"),
-    (["query", "--agg", "p100"], "p1 to p99"),
-    (["query", "--agg", "count", "--columns", "family"], "cannot summarize 'family'"),
-    (["query", "--by", "family", "--sort", "step_time_ms_max"], "there is family, step_time_ms_co"),
     (["query", "--json", "--csv"], "--json and --csv exclude each other"),
     (["query", "--parquet", "nowhere/x.parquet"], "no folder nowhere"),
     (["query", "--limit", "9" * 30], "--limit"),
@@ -237,7 +206,7 @@ def test_wrong_arguments_are_reported_in_one_line(filled, refusal):
 
 @pytest.mark.parametrize(
     "arguments",
-    [["query"], ["query", "--by", "family"], ["query", "--sql", "SELECT 1"], ["show", "1"]],
+    [["query"], ["query", "--sql", "SELECT 1"], ["show", "1"]],
     ids=" ".join,
 )
 def test_a_missing_store_is_reported_and_not_created(home, refusal, arguments):

@@ -1,1 +1,1 @@
-"""Integrations: trainer callbacks, resource requests for Ray and Kubernetes, and SkyPilot."""
+"""Integrations: callbacks of trainers, and pruning of Optuna's trials."""

@@ -20,7 +20,6 @@ from trappm.prediction.question import Question
 from trappm.prediction.training_loops import loop_for, loop_of
 from trappm.profiler.errors import InputError, TrappmError, one_line
 from trappm.profiler.host import procfs
-from trappm.profiler.measuring.sweep import duration
 from trappm.profiler.models.on_meta import is_compiled
 from trappm.profiler.records import Execution, Precision, is_cpu_device
 from trappm.profiler.simulation.training_loop import TrainingLoop
@@ -116,6 +115,14 @@ class Forecast:
         bounds_ms = (answer.step_time_ms, *answer.intervals["step_time_ms"])
         times = [duration((self.epoch_batches or 1) * ms / 1000) for ms in bounds_ms]
         return f"{text}; {what} is predicted to take {times[0]} ({times[1]} to {times[2]})"
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in suitable units, such as `3 min` or `2 h 10 min`."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def forecast(first: FirstStep, device: str | None = None) -> Forecast:

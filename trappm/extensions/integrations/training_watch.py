@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from trappm.extensions.integrations.forecast import FirstStep, forecast
+from trappm.extensions.integrations.forecast import FirstStep, duration, forecast
 from trappm.profiler.devices.catalogue import read_name
 from trappm.profiler.errors import InputError, TrappmError, one_line
 from trappm.profiler.files.json_lines import JsonLines
 from trappm.profiler.host.environment import host_facts, utc_now
-from trappm.profiler.measuring.sweep import duration
 from trappm.profiler.models.known_names import refuse_unknown
 from trappm.profiler.models.on_meta import on_meta
 from trappm.profiler.models.sources import source_of

@@ -1,7 +1,6 @@
 """Read-only JSON API of the page over the label store and the registry.
 
-Every response is bounded: rows come in pages, and the points of a map are thinned. One thread
-computes slow results once, while the page polls for them.
+Every response is bounded: rows come in pages.
 """
 
 from __future__ import annotations
@@ -9,10 +8,9 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from trappm.extensions.web.page import facts
-from trappm.extensions.web.page.maps import Maps
 from trappm.label_store import store_or_none_yet
 from trappm.profiler.devices.catalogue import card_keys
 from trappm.profiler.errors import InputError
@@ -20,7 +18,6 @@ from trappm.profiler.models.known_names import registered_names
 from trappm.store import Home, LabelFilter
 
 router = APIRouter(prefix="/api", tags=["page"])
-_maps = Maps()
 
 Page = Annotated[int, Query(ge=1, le=10_000)]
 Size = Annotated[int, Query(ge=1, le=facts.LARGEST_PAGE)]
@@ -42,17 +39,6 @@ def show_campaign(campaign_id: str) -> dict[str, Any]:
     """Return the progress of a campaign: pace, errors by round, budget, workers, events."""
     with store_or_none_yet(Home.find()) as store:
         return facts.campaign(store, campaign_id)
-
-
-@router.get("/campaigns/{campaign_id}/map")
-def map_of_campaign(campaign_id: str, device: ShortText = None) -> JSONResponse:
-    """Return the pool in the embedding space, or status 202 while it is being computed."""
-    home = Home.find()
-    with store_or_none_yet(home) as store:
-        answer = _maps.find(store, home, campaign_id, device)
-    if answer is None:
-        return JSONResponse({"state": "working"}, status_code=202)
-    return JSONResponse(answer)
 
 
 @router.get("/labels")

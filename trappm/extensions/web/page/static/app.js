@@ -3,7 +3,6 @@
 import { h, tell } from "./dom.js";
 import { errorBox, waiting } from "./parts.js";
 import { campaignsView } from "./campaigns.js";
-import { mapView } from "./map.js";
 import { labelsView } from "./labels.js";
 import { snapshotsView } from "./snapshots.js";
 import { predictView } from "./predict.js";
@@ -11,7 +10,6 @@ import { rooflineView } from "./roofline.js";
 
 const VIEWS = {
   campaigns: { title: "Campaigns", show: campaignsView },
-  map: { title: "Map", show: mapView },
   labels: { title: "Labels", show: labelsView },
   snapshots: { title: "Snapshots", show: snapshotsView },
   predict: { title: "Predict", show: predictView },

@@ -88,7 +88,7 @@ function heading(data) {
     h("p", { class: "crumbs" }, h("a", { href: "#/campaigns" }, "Campaigns"), " / ", data.id),
     h("h1", {}, `${data.name} `, pill(data.state), data.state === "running" && h("span", { class: "live" }, "live")),
     h("p", { class: "muted" }, [`seed ${data.seed}`, data.strategy && `strategy: ${strategyName(data.strategy)}`, data.protocol && `protocol: ${data.protocol}`, `launched ${time(data.created_at)}`, data.finished_at && `ended ${time(data.finished_at)}`].filter(Boolean).join(" · ")),
-    h("p", { class: "buttons" }, h("a", { class: "button quiet", href: `#/map?campaign=${data.id}` }, "Map of the pool"), h("a", { class: "button quiet", href: `#/labels?campaign=${data.id}` }, "Labels"),
+    h("p", { class: "buttons" }, h("a", { class: "button quiet", href: `#/labels?campaign=${data.id}` }, "Labels"),
       data.snapshot && h("a", { class: "button quiet", href: `#/snapshots/${data.snapshot}` }, "Snapshot")),
     data.next_command && h("div", { class: "notice" }, h("p", {}, data.state === "paused" ? "The campaign is paused. Resume it with:" : "The campaign's process has ended. All labels are stored; resume it with:"), command(data.next_command)),
     data.rehearsal_on.length > 0 && h("p", { class: "notice" }, `A rehearsal: ${data.rehearsal_on.join(", ")} is simulated. These values were not measured on a real device, and no snapshot is published.`),

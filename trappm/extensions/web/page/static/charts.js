@@ -4,7 +4,7 @@ import * as Plot from "./vendor/plot.js";
 import { h } from "./dom.js";
 import { number } from "./format.js";
 
-export const COLOURS = 11; // number of series colors in style.css
+const COLOURS = 11; // number of series colors in style.css
 export const colour = (i) => `var(--series-${i % COLOURS})`;
 
 /** Fill a box with `draw(width)`, again whenever its width changes. */

@@ -92,10 +92,6 @@ export function figure(caption, chart, tableOf = null) {
 }
 
 /** The title of one of the two views of "Explore", with links to both. */
-export const explored = (title, view) => h("div", { class: "between wrap" }, h("h1", {}, title),
-  h("p", { class: "buttons" }, [["map", "Embedding map"], ["roofline", "Rooflines"]].map(([name, text]) =>
-    h("a", { class: "button quiet", href: `#/${name}`, "aria-current": name === view ? "page" : null }, text))));
-
 export const facts = (pairs) =>
   h("dl", { class: "facts" }, pairs.filter(([, v]) => v !== null && v !== undefined).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
 

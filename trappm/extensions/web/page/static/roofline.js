@@ -4,7 +4,7 @@ import * as Plot from "./vendor/plot.js";
 import { h, tell } from "./dom.js";
 import { NOTHING, number, share } from "./format.js";
 import { get, post, query } from "./server.js";
-import { card, choice, completion, empty, errorBox, explored, field, figure, table, waiting } from "./parts.js";
+import { card, choice, completion, empty, errorBox, field, figure, table, waiting } from "./parts.js";
 import { colour, drawn, legend, responsive, tips } from "./charts.js";
 
 const LOW = 0.05; // FLOP per byte
@@ -27,7 +27,7 @@ export async function rooflineView({ values, signal, main }) {
     if (location.hash !== address) history.replaceState(null, "", address);
     answer(asked, result, signal);
   });
-  main.replaceChildren(explored("Roofline", "roofline"), form, result);
+  main.replaceChildren(h("h1", {}, "Roofline"), form, result);
   if (values.model) answer(values, result, signal);
   else
     result.replaceChildren(

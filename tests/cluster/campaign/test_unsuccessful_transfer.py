@@ -1,0 +1,75 @@
+"""A campaign does not publish transfer that lost to a start from scratch."""
+
+import pytest
+from encoded_pool import hasty_encoders
+from store_samples import configuration
+
+from trappm.cluster.learning import campaign_learner
+from trappm.cluster.learning.campaign_learner import (
+    CampaignLearner,
+    better_heads,
+)
+from trappm.cluster.scheduler.training_report import TransferErrors
+from trappm.learner.snapshots.snapshot import load_snapshot
+from trappm.learner.workload import TrainingLabel
+from trappm.profiler.records import METRICS
+from trappm.profiler.static_profile import graph_template
+
+
+def label(what, device, ms, role):
+    values = tuple(ms if metric == "step_time_ms" else 20.0 for metric in METRICS)
+    return TrainingLabel(what.id, device, role, values, "measured")
+
+
+@pytest.fixture(scope="module")
+def learner(tmp_path_factory):
+    names = ("test_resnet", "test_vit", "test_efficientnet", "test_convnext")
+    pool = [configuration(batch, name) for name in names for batch in (1, 2, 4)]
+    with hasty_encoders():
+        learner = CampaignLearner(
+            preset="laptop", strategy="random", source="cpu-2t", seed=1,
+            cache=tmp_path_factory.mktemp("cache"),
+        )  # fmt: skip
+        learner.set_pool([(c, graph_template(c.architecture, 64).to_bytes()) for c in pool])
+    labels = [
+        label(c, device, scale * c.batch_size * (3 + at // 3), "train" if at < 9 else "evaluate")
+        for device, scale in (("cpu-2t", 1.0), ("cpu-1t", 2.0))
+        for at, c in enumerate(pool)
+    ]
+    learner.training = learner.fit(labels)
+    return learner
+
+
+def published(learner, folder):
+    errors = {device: dict(of) for device, of in learner.training.devices.items()}
+    name, notes = learner.publish(folder, {"errors": errors})
+    return notes, load_snapshot(folder / name)
+
+
+def test_unsuccessful_transfer_is_not_published(learner, tmp_path, monkeypatch):
+    lost = {"step_time_ms": TransferErrors(9.0, 7.0), "memory_mib": TransferErrors(3.0, 4.0)}
+    monkeypatch.setattr(campaign_learner, "cross_validated", lambda *_: lost)
+    transferred, scratch = learner._heads["cpu-1t"], learner._scratch["cpu-1t"]
+    notes, snapshot = published(learner, tmp_path / "lost")
+    (note,) = notes
+    assert note == (
+        "cpu-1t: published from scratch, as transfer lost: step_time_ms (9 % against 7 % from "
+        "scratch)"
+    )
+    heads, names = better_heads(transferred, scratch, lost)
+    assert names == ["step_time_ms"]
+    assert heads.heads["memory_mib"] is transferred.heads["memory_mib"]
+    assert heads.heads["step_time_ms"] is scratch.heads["step_time_ms"]
+    errors = snapshot.manifest.errors_by_phase("cpu-1t")[None]
+    from_scratch = learner.training.transfer["cpu-1t"]["step_time_ms"].from_scratch
+    assert errors["step_time_ms"].mape == pytest.approx(from_scratch)
+
+
+def test_successful_transfer_is_published(learner, tmp_path, monkeypatch):
+    won = {"step_time_ms": TransferErrors(6.0, 7.0)}
+    monkeypatch.setattr(campaign_learner, "cross_validated", lambda *_: won)
+    notes, snapshot = published(learner, tmp_path / "won")
+    assert notes == ()
+    transferred = learner.training.transfer["cpu-1t"]["step_time_ms"].transferred
+    errors = snapshot.manifest.errors_by_phase("cpu-1t")[None]
+    assert errors["step_time_ms"].mape == pytest.approx(transferred)
