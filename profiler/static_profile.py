@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from trappm.profiler.onnx_files.module import RebuiltModule
 
 
+USUAL_VALUES = "The step looks for infinite numbers and NaN; it is taken to find none."
+"""Remark on a step that depends on such a look."""
+
+
 def static_profile(
     model: str | nn.Module,
     input_size: int | Inputs,
@@ -181,7 +185,10 @@ def _profile(
         step = tracer.step()
     except TrappmError as error:
         return StaticProfile(graph=graph, step=None, step_refusal=str(error), step_source=None)
-    return StaticProfile(graph=graph, step=step, step_refusal=None, step_source=source)
+    remark = USUAL_VALUES if tracer.has_assumed else None
+    return StaticProfile(
+        graph=graph, step=step, step_refusal=None, step_source=source, step_remark=remark
+    )
 
 
 def _graph(tracer: Tracer, model: str | nn.Module, inputs: int | Inputs) -> GraphTemplate:

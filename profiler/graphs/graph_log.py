@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,11 @@ from trappm.profiler.graphs.nodes import ONNX, Call, GraphBuilder, Value
 from trappm.profiler.graphs.operators import RULES, Rule, elementwise
 from trappm.profiler.records import Graph
 
+_NUMBERS = frozenset((
+    torch.ops.aten.item.default, torch.ops.aten.is_nonzero.default,
+    torch.ops.aten._local_scalar_dense.default,
+))  # fmt: skip
+"""Operators that return the number in a tensor of one element."""
 _PACKED = {getattr(torch.ops.aten, name).data for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")}
 """Recurrent layers of packed sequences; the rules are of padded ones."""
 
@@ -33,6 +38,7 @@ class GraphLog:
         at_one_batch: True if the graph is of one batch size only, so that an output need not have
             a batch axis.
         by_values: True if the step runs on values, which operators may depend on.
+        is_known: Returns whether the number in a tensor of one element is known.
     """
 
     def __init__(
@@ -42,8 +48,10 @@ class GraphLog:
         *,
         at_one_batch: bool = False,
         by_values: bool = False,
+        is_known: Callable[[Tensor], bool] = lambda _: False,
     ) -> None:
         self._at_one_batch, self._by_values = at_one_batch, by_values
+        self._is_known = is_known
         parameters = {id(p): p for p in module.parameters()}
         self._builder = GraphBuilder({key: p.numel() for key, p in parameters.items()})
         self._values: dict[int, Value] = {}
@@ -84,6 +92,8 @@ class GraphLog:
         if not any(self._value(t).depends for t in tensors):
             return _folded
         depends = _needs_values(func, args)
+        if depends and func in _NUMBERS and self._is_known(args[0]):
+            return _folded
         if depends and not self._by_values:
             raise UnsupportedModelError(f"its forward pass depends on values of tensors ({func})")
         if depends or func in _PACKED:

@@ -7,7 +7,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Self
 
@@ -66,6 +66,11 @@ class Inputs(ABC):
         """Return the inputs of a phase."""
         del phase
         return self
+
+    @property
+    def has_labels(self) -> bool:
+        """Return whether training has arguments of the module that inference has not."""
+        return False
 
 
 @dataclass(frozen=True)
@@ -162,7 +167,7 @@ class ExampleInputs(Inputs):
         import torch
         from torch.utils._pytree import tree_leaves
 
-        graphs = [value for value in (*args, *kwargs.values()) if _is_graph(value)]
+        has_graphs = register_containers([*args, *kwargs.values()])
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         if any(tensor.layout is not torch.strided for tensor in tensors):
             raise InputError("a sparse tensor among the inputs is not simulated; give a dense one")
@@ -179,7 +184,7 @@ class ExampleInputs(Inputs):
                 f"the first input has the shape {tuple(tensors[0].shape)}; its first axis is the "
                 "batch, and must not be empty"
             )
-        return cls(args, kwargs, batch_size, in_lists, has_graphs=bool(graphs))
+        return cls(args, kwargs, batch_size, in_lists, has_graphs=has_graphs)
 
     def tensors(self, batch_size: int) -> _Batch:
         import torch
@@ -252,6 +257,10 @@ class ExampleInputs(Inputs):
         kwargs = {name: x for name, x in self.kwargs.items() if name not in self.of_training}
         return replace(self, kwargs=kwargs)
 
+    @property
+    def has_labels(self) -> bool:
+        return not self.kwargs.keys().isdisjoint(self.of_training - {TARGETS})
+
     def __str__(self) -> str:
         return f"inputs of batch {self.batch_size}"
 
@@ -259,34 +268,57 @@ class ExampleInputs(Inputs):
 _REGISTERING = Lock()
 
 
-def _is_graph(value: Any) -> bool:
-    """Return whether a value is a graph of PyTorch Geometric; `tree_map` then knows its tensors.
+def register_containers(value: object) -> bool:
+    """Let `tree_map` find the tensors in records and mappings; return whether there is a graph.
+
+    Records are dataclasses and graphs of PyTorch Geometric, whose nodes and edges have no batch.
 
     Raises:
-        InputError: It has several kinds of nodes.
+        InputError: A graph has several kinds of nodes.
     """
     from torch.utils._pytree import SUPPORTED_NODES, register_pytree_node
 
     kind = type(value)
-    names = {c.__name__ for c in kind.__mro__ if c.__module__.startswith("torch_geometric.data.")}
-    if not names:
+    if isinstance(value, list | tuple) and kind in SUPPORTED_NODES:
+        return sum(map(register_containers, value)) > 0
+    graph = _is_graph(kind)
+    if graph:
+        parts: Callable[[Any], dict[str, Any]] = lambda record: record.to_dict()  # noqa: E731
+    elif is_dataclass(value) and not isinstance(value, type):
+        parts = _fields_of
+    elif isinstance(value, Mapping):
+        parts = dict
+    else:
         return False
-    if "Data" not in names:
-        raise InputError(f"a {kind.__name__} is not traced; give Data, or tensors")
 
-    def flatten(graph: Any) -> tuple[list[Any], Any]:
-        return list(graph.to_dict().values()), graph
+    def flatten(record: Any) -> tuple[list[Any], Any]:
+        return list(parts(record).values()), record
 
-    def unflatten(values: Iterable[Any], graph: Any) -> Any:
-        changed = copy(graph)
-        for name, part in zip(graph.to_dict(), values, strict=True):
-            changed[name] = part
+    def unflatten(values: Iterable[Any], record: Any) -> Any:
+        changed = copy(record)
+        for name, part in zip(parts(record), values, strict=True):
+            if graph or isinstance(record, Mapping):
+                changed[name] = part
+            else:
+                object.__setattr__(changed, name, part)  # which may be frozen
         return changed
 
     with _REGISTERING:
         if kind not in SUPPORTED_NODES:
             register_pytree_node(kind, flatten, unflatten)
-    return True
+    return sum(map(register_containers, parts(value).values())) > 0 or graph
+
+
+def _fields_of(record: Any) -> dict[str, Any]:
+    return {field.name: getattr(record, field.name) for field in fields(record)}
+
+
+def _is_graph(kind: type) -> bool:
+    """Return whether values of a class are graphs of PyTorch Geometric."""
+    names = {c.__name__ for c in kind.__mro__ if c.__module__.startswith("torch_geometric.data.")}
+    if names and "Data" not in names:
+        raise InputError(f"a {kind.__name__} is not traced; give Data, or tensors")
+    return bool(names)
 
 
 @dataclass(frozen=True)

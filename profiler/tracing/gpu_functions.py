@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 from trappm.profiler.errors import InputError
 from trappm.profiler.simulation.kernel_profile import KernelKind, Pass
 from trappm.profiler.tracing.kernel_log import HALVES, KernelLog, Product
-from trappm.profiler.tracing.known_values import KnownValues
+from trappm.profiler.tracing.known_values import USUAL, KnownValues
 
 # The lists are those of aten/src/ATen/autocast_mode.h (PyTorch 2.13), by the names of functions in
 # Python; a test compares them with what PyTorch registers. Operators that are in no list keep their
@@ -233,6 +233,7 @@ class _Layer(torch.autograd.Function):
 
 
 _CONSTRUCTORS = frozenset(_device_constructors())
+_SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 _FROM_DATA = (torch.tensor, torch.as_tensor, Tensor.new_tensor)
 """Constructors that read no data for the meta device."""
 
@@ -445,6 +446,8 @@ class GpuFunctions(TorchFunctionMode):
             func, args, kwargs = Tensor.to, args[:1], {**kwargs, "device": "meta"}
         elif func is Tensor.to:
             args = args[0], *map(_on_meta, args[1:])
+        elif func == _SET_DATA and args[0].shape == args[1].shape:
+            return None  # the new memory is kept and as much is freed
         device = kwargs.get("device")
         if device is not None:
             kwargs = {**kwargs, "device": _on_meta(device)}
@@ -462,7 +465,10 @@ class GpuFunctions(TorchFunctionMode):
             if output is not NotImplemented:
                 return output
         if not self._enters(func, name):
-            return func(*args, **kwargs)
+            output = func(*args, **kwargs)
+            if name in USUAL:
+                self._values.assume(name, args[0], output)
+            return output
         self._entered.append(func)
         try:
             with self:
@@ -491,6 +497,8 @@ class GpuFunctions(TorchFunctionMode):
             return output
         if name == "linear":
             return linear(*args, **kwargs)
+        if name == "ctc_loss":
+            return _ctc_loss(self._kernels, *args, **kwargs)
         if name in GATES and len(args) == 9:
             return self._with_values(func, args, kwargs, recurrent(self._kernels, name, *args))
         if name == "dropout":
@@ -625,6 +633,52 @@ class _FusedAttention(torch.autograd.Function):
             mask_gradient = full.sum_to_size(mask.shape)
         del passing
         return (None, None, None, *gradients, mask_gradient)
+
+
+class _Ctc(torch.autograd.Function):
+    """Allocates what the loss of Graves et al. (2006) keeps: probabilities of all prefixes."""
+
+    @staticmethod
+    def forward(ctx: Any, kernels: KernelLog, log_probs: Tensor, targets: Tensor) -> Tensor:
+        steps, batch = log_probs.shape[:2]
+        longest = targets.shape[-1] if targets.dim() == 2 else -(-targets.shape[0] // batch)
+        prefixes = log_probs.new_empty((batch, steps, 2 * longest + 1))
+        losses = log_probs.new_empty(batch)
+        kernels.add(KernelKind.OTHER, Pass.FORWARD, [log_probs, targets], [prefixes, losses])
+        ctx.kernels = kernels
+        ctx.save_for_backward(log_probs, targets, losses, prefixes)
+        return losses
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        log_probs, _, _, prefixes = ctx.saved_tensors
+        suffixes = torch.empty_like(prefixes)
+        gradients = torch.empty_like(log_probs)
+        read = [prefixes, log_probs, gradient]
+        ctx.kernels.add(KernelKind.OTHER, Pass.DATA_GRADIENT, read, [suffixes, gradients])
+        return None, gradients, None
+
+
+def _ctc_loss(
+    kernels: KernelLog,
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: object,
+    target_lengths: object,
+    blank: int = 0,
+    reduction: str | int = "mean",
+    zero_infinity: bool = False,
+) -> Any:
+    """`ctc_loss` of log probabilities (time, batch, classes) or (time, classes)."""
+    batched = log_probs if log_probs.dim() == 3 else log_probs.unsqueeze(1)
+    losses = cast(Tensor, _Ctc.apply(kernels, batched, targets))  # type: ignore[no-untyped-call]
+    if zero_infinity:
+        losses = torch.where(losses == float("inf"), torch.zeros_like(losses), losses)
+    if reduction in ("mean", 1):
+        return losses.mean()
+    if reduction in ("sum", 2):
+        return losses.sum()
+    return losses if log_probs.dim() == 3 else losses.squeeze(0)
 
 
 def _dropout(

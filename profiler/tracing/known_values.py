@@ -21,6 +21,10 @@ from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.host.procfs import available_memory_mib
 from trappm.profiler.tracing.kernel_log import tensors_of
 
+USUAL = {"isnan": False, "isinf": False, "isneginf": False, "isposinf": False, "isfinite": True}
+"""What functions that look for unusual numbers return for every element of a usual tensor."""
+_UNIFORM = frozenset(("any", "all", "amax", "amin"))
+"""Operators that are not element by element, but return the value of a uniform tensor."""
 _SOFTMAX = (torch.ops.aten._softmax.default, torch.ops.aten._log_softmax.default)
 MAX_ELEMENTS = 1 << 22
 """Largest tensor with known values: masks of a few thousand tokens by as many."""
@@ -37,6 +41,10 @@ class KnownValues:
         self.everything = everything
         self._storages = WeakIdKeyDictionary()
         """Storages with values by storages on the meta device."""
+        self._uniform = WeakIdKeyDictionary()
+        """Value of all elements by storages on the meta device, where it is assumed."""
+        self.has_assumed = False
+        """True if the step depended on an assumed value."""
 
     def set(self, tensor: Tensor, values: Tensor) -> None:
         """Set the values of a tensor, in its own layout."""
@@ -55,11 +63,48 @@ class KnownValues:
     def number(self, tensor: Tensor) -> bool | int | float | None:
         """Return the value of a tensor with one element, or None if it is unknown."""
         values = self.get(tensor)
-        return None if values is None else values.item()
+        if values is not None:
+            return values.item()
+        usual: bool | None = self._uniform.get(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+        self.has_assumed = self.has_assumed or usual is not None
+        return usual
+
+    def has_number(self, tensor: Tensor) -> bool:
+        """Return whether `number` returns one."""
+        storage = tensor.untyped_storage()
+        return storage in self._storages or storage in self._uniform
+
+    def assume(self, function: str, tensor: object, result: object) -> None:
+        """Assume the usual result of a function in `USUAL` for a tensor of unknown values."""
+        if not (isinstance(tensor, Tensor) and isinstance(result, Tensor) and result.is_meta):
+            return
+        if tensor.is_meta and self.get(tensor) is None:
+            self._uniform[result.untyped_storage()] = USUAL[function]
 
     def forget(self, tensor: Tensor) -> None:
         """Forget the values of a tensor and of its views."""
-        self._storages.pop(tensor.untyped_storage(), None)  # type: ignore[no-untyped-call]
+        for known in (self._storages, self._uniform):
+            known.pop(tensor.untyped_storage(), None)  # type: ignore[no-untyped-call]
+
+    def _follow_uniform(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Return the value of all elements of a function's result, or None if it is unknown."""
+        given = [t for t in tensors_of((*args, *kwargs.values())) if t.is_meta]
+        if not given or not all(t.untyped_storage() in self._uniform for t in given):
+            return None
+        name = func._schema.name.removeprefix("aten::") if hasattr(func, "_schema") else ""
+        if name not in _UNIFORM and torch.Tag.pointwise not in getattr(func, "tags", ()):
+            return None
+
+        def one_element(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            if not value.is_meta:
+                return value.flatten()[:1].reshape((1,) * value.dim())
+            usual = self._uniform[value.untyped_storage()]
+            return torch.full((1,) * value.dim(), usual, dtype=value.dtype)
+
+        result = func(*tree_map(one_element, tuple(args)), **tree_map(one_element, dict(kwargs)))
+        return result.flatten()[0].item() if isinstance(result, Tensor) else None
 
     def _view(self, tensor: Tensor) -> Tensor:
         values = torch.empty(0, dtype=tensor.dtype)
@@ -106,8 +151,12 @@ class KnownValues:
         elif sum(t.numel() for t in tensors) <= MAX_ELEMENTS and not _is_arbitrary(func):
             results = self.results(func, args, kwargs)
         if results is None:
+            usual = self._follow_uniform(func, args, kwargs) if len(tensors) == 1 else None
             for tensor in tensors:
-                self.forget(tensor)
+                if not getattr(func, "is_view", False):
+                    self.forget(tensor)
+                if usual is not None:
+                    self._uniform[tensor.untyped_storage()] = usual
             return
         wanted = {id(tensor) for tensor in tensors}
         is_empty = "empty" in getattr(func, "__name__", "")

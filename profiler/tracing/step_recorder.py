@@ -1,7 +1,6 @@
 """Records a step on the meta device: one stream of operators, from which logs make records.
 
-    operators as PyTorch runs them --> allocations (`allocation_log`)
-                                   --> kernels (`kernel_log`)
+    operators as PyTorch runs them --> allocations and kernels (`kernel_log`)
                                    --> nodes of the graph (`graphs.graph_log`), in inference
 
 In inference mode PyTorch dispatches composite operators (linear layers, attention) before it
@@ -195,6 +194,11 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 raise InputError(
                     f"{name} multiplies float64 by another data type; give float32 inputs"
                 )
+        if name in ("embedding", "_embedding_bag") and call["sparse"] and torch.is_grad_enabled():
+            raise InputError(
+                f"{name} has sparse=True, so its gradient is sparse, which is not simulated; leave "
+                "sparse out"
+            )
         if name == "embedding":
             self._check_range(call["indices"], call["weight"].shape[0], "rows of an embedding")
         elif name in ("nll_loss_forward", "nll_loss2d_forward"):

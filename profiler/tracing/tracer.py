@@ -141,6 +141,8 @@ def short_path(path: str) -> str:
     return path
 
 
+_NO_GRAD = ("does not require grad", "nference tensor")
+"""Parts of PyTorch's messages about a gradient within inference mode."""
 CHECKED_BATCH_SIZE = 3
 """Third batch size, where sizes do not seem to be affine."""
 _HALF = {Precision.AMP_FP16: torch.float16, Precision.AMP_BF16: torch.bfloat16}
@@ -211,6 +213,12 @@ class Tracer:
         self._batch_sizes = batch_sizes
         self._origin_log = OriginLog() if with_origins else None
         self._known: dict[tuple[Phase, bool], tuple[_Recorded, _Recorded]] = {}
+        self._infers_with_grad = False
+        """True if inference computes a gradient, such as of an energy, so only no_grad applies."""
+        self._infers_with_labels = False
+        """True if inference needs what only training should, such as labels."""
+        self.has_assumed = False
+        """True if a step looked at values that the example does not have, for unusual numbers."""
         self.origins: dict[Phase, Sequence[Origin]] = {}
         """Origin of each block, by traced phase."""
 
@@ -342,24 +350,53 @@ class Tracer:
             self._known[phase, with_graph] = first, second
         return self._known[phase, with_graph]
 
-    def _graph_log(self, inputs: Sequence[Tensor]) -> GraphLog:
-        by_values = self._original is not None
-        return GraphLog(self._model, inputs, at_one_batch=self._single, by_values=by_values)
+    def _graph_log(self, inputs: Sequence[Tensor], values: KnownValues) -> GraphLog:
+        return GraphLog(
+            self._model,
+            inputs,
+            at_one_batch=self._single,
+            by_values=self._original is not None,
+            is_known=values.has_number,
+        )
 
     def _record(self, phase: Phase, batch_size: int, *, with_graph: bool) -> _Recorded:
+        """Record a step; one of inference as the model allows it, which the tracer remembers."""
+        inputs = self._inputs.in_phase(phase)
+        if phase is Phase.TRAIN:
+            return self._record_run(phase, inputs, batch_size, with_graph=with_graph)
+        while True:
+            try:
+                if self._infers_with_labels:
+                    inputs = self._inputs
+                return self._record_run(phase, inputs, batch_size, with_graph=with_graph)
+            except UnsupportedModelError as error:
+                if not self._infers_with_grad and any(word in str(error) for word in _NO_GRAD):
+                    self._infers_with_grad = True
+                elif not self._infers_with_labels and self._inputs.has_labels:
+                    self._infers_with_labels = True
+                else:
+                    raise
+
+    def _gradients(self, *, training: bool) -> contextlib.AbstractContextManager[object]:
+        """Return the mode in which gradients are computed, or are not."""
+        if training:
+            return torch.enable_grad()
+        return torch.no_grad() if self._infers_with_grad else torch.inference_mode()
+
+    def _record_run(
+        self, phase: Phase, inputs: Inputs, batch_size: int, *, with_graph: bool
+    ) -> _Recorded:
         model, log = self._model, self._origin_log
         original, options = self._original, self._options
         training = phase is Phase.TRAIN
         model.train(training)
         parameters = list(model.parameters())
-        inputs = self._inputs.in_phase(phase)
         args, kwargs = _batch(inputs, batch_size, options)
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         allocations = AllocationLog((*parameters, *model.buffers()), log)
         kernels = FusedKernelLog(allocations) if options.is_compiled else KernelLog()
         values = KnownValues(everything=original is not None)
         functions = GpuFunctions(kernels, options.fused_attention, values)
-        grad: Any = torch.enable_grad() if training else torch.inference_mode()
         # A graph that ends in `.item()` is freed at once only if it does not hold its own results.
         keep = allocations.keep if original is None else lambda t: allocations.keep(t).detach()
         keeping = torch.autograd.graph.saved_tensors_hooks(
@@ -372,14 +409,14 @@ class Tracer:
             if p.requires_grad
         ]
         following = contextlib.nullcontext() if log is None else log.watching(model)
-        graph = self._graph_log(tensors) if with_graph else None
+        graph = self._graph_log(tensors, values) if with_graph else None
         _set_values(values, tensors, inputs, batch_size)
         if original is not None:
             _set_weights(values, model, original)
         recorder = StepRecorder(allocations, kernels, functions, graph, values)
         try:
             with (
-                grad,
+                self._gradients(training=training),
                 following,
                 _seeded(values.everything),
                 _no_collector(),
@@ -410,6 +447,7 @@ class Tracer:
         except Exception as error:
             raise _refusal(phase, error, recorder.failed) from error
         finally:
+            self.has_assumed = self.has_assumed or values.has_assumed
             for hook in hooks:
                 hook.remove()
             allocations.closed = True

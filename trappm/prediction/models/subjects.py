@@ -369,7 +369,8 @@ class Module(Subject):
         profile = static_profile(self.module, self._sample, options, **self._traced_at)
         if profile.step is None and not self.has_one_input:  # the graph has neither loss nor batch
             raise UnsupportedModelError(profile.step_refusal or "")
-        return replace(profile, step_remark=self.remark)
+        remarks = filter(None, (self.remark, profile.step_remark))
+        return replace(profile, step_remark=" ".join(remarks) or None)
 
     def _options(self, settings: StepSettings) -> StepOptions:
         from trappm.profiler.tracing.losses import loss_of

@@ -1,0 +1,214 @@
+"""Steps that look at values, and what they are called with."""
+
+import dataclasses
+from collections import UserDict
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from small_modules import Function
+from torch import Tensor, nn
+
+import trappm
+from trappm.profiler.models.model_input import ExampleInputs
+from trappm.profiler.models.on_meta import on_meta
+from trappm.profiler.records import Phase
+from trappm.profiler.simulation.kernel_profile import KernelKind
+from trappm.profiler.tracing.tracer import StepOptions, Tracer
+
+IMAGES, CLASSES = torch.rand(16, 3, 32, 32), torch.zeros(16, dtype=torch.long)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def home(module_home):
+    return module_home
+
+
+def classifier(check=lambda y: None):
+    def body(self, x):
+        y = self.head(x.flatten(1))
+        check(y)
+        return y
+
+    return Function(body, head=nn.Linear(3072, 10))
+
+
+def ask(module, example=IMAGES, targets=CLASSES, **options):
+    settings = {"device": "a100", "precision": "fp32", "optimizer": "adam"} | options
+    return trappm.predict(module, example_input=example, targets=targets, **settings)
+
+
+def raise_if(unusual):
+    if unusual:
+        raise ValueError("unusual")
+
+
+GUARDS = {
+    "any NaN": lambda y: raise_if(torch.isnan(y).any()),
+    "method": lambda y: raise_if(y.isnan().any() | y.isinf().any()),
+    "all finite": lambda y: raise_if(not torch.isfinite(y).all()),
+    "assert": lambda y: raise_if(not bool(y.isfinite().all())),
+    "item": lambda y: raise_if(torch.isinf(y).any().item()),
+    "of a sum": lambda y: raise_if(torch.isnan(y.sum())),
+    "logical": lambda y: raise_if(torch.logical_or(y.isnan(), y.isinf()).any()),
+    "one sample": lambda y: raise_if(torch.isnan(y[0]).any()),
+    "two axes": lambda y: raise_if(y.isnan().any(dim=1).any(dim=0)),
+}
+
+
+@pytest.mark.parametrize("phase", ["train", "infer"])
+@pytest.mark.parametrize("guard", GUARDS.values(), ids=GUARDS)
+def test_a_guard_against_unusual_numbers_changes_nothing_but_a_remark(guard, phase):
+    plain, guarded = (ask(classifier(*check), phase=phase) for check in ((), (guard,)))
+    assert guarded.memory_mib == pytest.approx(plain.memory_mib, rel=0.01)
+    # The guard has kernels of its own, which a small step feels.
+    assert plain.step_time_ms <= guarded.step_time_ms < 2.5 * plain.step_time_ms
+    assert guarded.largest_batch == pytest.approx(plain.largest_batch, rel=0.01)
+    assert "looks for infinite numbers and NaN" in " ".join(guarded.remarks)
+    assert "looks for" not in " ".join(plain.remarks)
+
+
+def test_a_branch_on_computed_numbers_is_not_guessed():
+    module = classifier(lambda y: raise_if(y.mean() > 1e9))
+    assert ask(module).memory_source == "run on the example"
+
+
+def bert():
+    transformers = pytest.importorskip("transformers")
+    return transformers.BertForSequenceClassification(
+        transformers.BertConfig(num_hidden_layers=1, hidden_size=64, num_attention_heads=2)
+    )
+
+
+@pytest.mark.parametrize("padding", [0, 28])
+def test_a_mask_with_or_without_padding_has_all_figures(padding):
+    tokens = torch.zeros(4, 128, dtype=torch.long)
+    mask = torch.ones_like(tokens)
+    mask[2:, 128 - padding :] = 0
+    batch = {"input_ids": tokens, "attention_mask": mask, "labels": torch.zeros(4).long()}
+    answer = ask(bert(), batch, None)
+    assert answer.missing == {}
+    assert answer.largest_batch > 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    images: Tensor
+    classes: Tensor
+
+
+class OfBatch(nn.Module):
+    """Takes a record, or one in another container, and returns its loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(3072, 10)
+
+    def forward(self, batch):
+        while not hasattr(batch, "images"):
+            batch = batch["batch"] if hasattr(batch, "keys") else batch[0]
+        return F.cross_entropy(self.head(batch.images.flatten(1)), batch.classes)
+
+
+@pytest.mark.parametrize(
+    "nested",
+    [lambda b: b, lambda b: {"batch": b}, lambda b: (b, 1), lambda b: UserDict(batch=b)],
+)
+def test_records_and_containers_of_them_are_batches(nested):
+    answer = ask(OfBatch(), (nested(Batch(IMAGES, CLASSES)),), None, loss=lambda loss: loss)
+    assert answer.missing == {}
+    assert answer.batch_size == 16
+    assert answer.largest_batch > 16
+
+
+class Forces(nn.Module):
+    """An energy with its gradient, as models of molecules have them."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(3, 64), nn.SiLU(), nn.Linear(64, 1))
+
+    def forward(self, positions):
+        with torch.enable_grad():
+            positions = positions.detach().requires_grad_()
+            energy = self.body(positions).sum()
+            return torch.autograd.grad(energy, positions, create_graph=self.training)[0]
+
+
+@pytest.mark.parametrize("phase", ["train", "infer"])
+def test_a_gradient_within_the_forward_pass_is_computed(phase):
+    positions = torch.rand(32, 100, 3)
+    targets = {"train": torch.rand(32, 100, 3), "infer": None}[phase]
+    answer = ask(
+        Forces(),
+        positions,
+        targets,
+        phase=phase,
+        **({} if targets is None else {"loss": F.mse_loss}),
+    )
+    assert answer.missing == {}
+
+
+class MomentumEncoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q, self.k = nn.Linear(512, 128), nn.Linear(512, 128)
+        self.k.requires_grad_(False)
+
+    def forward(self, x):
+        with torch.no_grad():
+            for q, k in zip(self.q.parameters(), self.k.parameters(), strict=True):
+                k.data = k.data * 0.99 + q.data * 0.01
+        return F.mse_loss(self.q(x), self.k(x))
+
+
+def test_parameters_can_be_set_in_the_forward_pass():
+    answer = ask(MomentumEncoder(), torch.rand(256, 512), None, loss=lambda loss: loss)
+    assert answer.missing == {}
+
+
+class Speech(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(80, 30)
+
+    def forward(self, frames):
+        return self.head(frames).log_softmax(-1).transpose(0, 1)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("joined", [True, False])
+def test_ctc_keeps_the_probabilities_of_prefixes(joined, reduction):
+    lengths = torch.full((8,), 100), torch.full((8,), 20)
+    texts = torch.randint(1, 30, (160,) if joined else (8, 20))
+
+    def loss(output):
+        return F.ctc_loss(output, texts, *lengths, reduction=reduction, zero_infinity=True).mean()
+
+    answer = ask(Speech(), torch.rand(8, 100, 80), None, loss=loss)
+    assert answer.step_time_ms is not None
+    prefixes = 8 * 100 * 41 * 4
+    sizes = [t.size_mib * 2**20 for t in answer.memory_breakdown.largest]
+    assert prefixes in sizes
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_a_sparse_gradient_is_refused_by_its_name(kind):
+    def body(self, ids):
+        return self.head(self.words(ids).reshape(len(ids), -1)[:, :64])
+
+    ids = torch.zeros(16, 8, dtype=torch.long)
+    sparse = Function(body, words=kind(1000, 64, sparse=True), head=nn.Linear(64, 10))
+    dense = Function(body, words=kind(1000, 64), head=nn.Linear(64, 10))
+    with pytest.raises(trappm.TrappmError, match="sparse=True"):
+        raise trappm.TrappmError(ask(sparse, ids).missing["step_time_ms"])
+    assert ask(dense, ids).missing == {}
+
+
+def test_ctc_has_a_kernel_in_each_pass():
+    texts, lengths = torch.zeros(8, 20).long(), (torch.full((8,), 100), torch.full((8,), 20))
+    options = StepOptions(loss=lambda output, _: F.ctc_loss(output, texts, *lengths))
+    inputs = ExampleInputs.of(torch.rand(8, 100, 80))
+    tracer = Tracer(on_meta(Speech(), None), inputs, options, (8, 8))
+    table = tracer.phase(Phase.TRAIN)[1]
+    assert int(table.counts[table.kinds == KernelKind.OTHER].sum()) == 2
