@@ -168,7 +168,8 @@ def _tracer(
     options = options or StepOptions()
     module = on_meta(model, input_size, options.memory_format, options.precision)
     original = model if by_values and isinstance(model, nn.Module) else None
-    return Tracer(module, _inputs(model, input_size), options, batch_sizes, original=original)
+    inputs, is_named = _inputs(model, input_size), isinstance(model, str)
+    return Tracer(module, inputs, options, batch_sizes, original=original, is_named=is_named)
 
 
 def _inputs(model: str | nn.Module, input_size: int | Inputs) -> Inputs:

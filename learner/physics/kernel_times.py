@@ -169,20 +169,17 @@ class Times:
     updating: Tensor
     """Part of the optimizer's time that reads and writes; launches are the rest."""
     host: Tensor
+    host_optimizer: Tensor
+    """Part of the host's time that launches the optimizer's kernels."""
     device: Tensor
     step: Tensor
 
     def total(self) -> Tensor:
-        host = self.host.clamp(min=LEAST_MS)
-        both = torch.stack([self.device.clamp(min=LEAST_MS), host]).log() * SHARPNESS
-        return (both.logsumexp(0) / SHARPNESS).exp() + self.step
+        return _longer_of(self.device, self.host) + self.step
 
-    def pass_share(self) -> Tensor:
-        """Return the share of forward and backward pass in the total time (n).
-
-        A step that waits for its host is slower throughout.
-        """
-        return (1 - self.optimizer / self.device) * (1 - self.step / self.total())
+    def passes(self) -> Tensor:
+        """Return the time of forward and backward pass, which accumulation repeats (n)."""
+        return _longer_of(self.device - self.optimizer, self.host - self.host_optimizer)
 
     def shares(self, terms: Terms) -> Tensor:
         """Return features of n workloads: square roots of shares of the device's time, and sizes.
@@ -205,6 +202,12 @@ class Times:
         """Return the sums by workload and kind (n, kinds)."""
         sums = torch.zeros(len(self.host) * kinds, dtype=torch.float64)
         return sums.index_add(0, owner * kinds + kind, times).reshape(-1, kinds)
+
+
+def _longer_of(device: Tensor, host: Tensor) -> Tensor:
+    """Return a smooth maximum of the times of device and host."""
+    both = torch.stack([device.clamp(min=LEAST_MS), host.clamp(min=LEAST_MS)]).log() * SHARPNESS
+    return (both.logsumexp(0) / SHARPNESS).exp()
 
 
 class Lookup:
@@ -262,13 +265,15 @@ def times_of(terms: Terms, lookup: Lookup, spec: DeviceSpec) -> Times:
     optimizer = updating + terms.dispatches[:, 2] * _launch(pick("launch", 2), spec)
     device = optimizer.index_add(0, terms.products.owner, products)
     device = device.index_add(0, terms.streams.owner, streams)
-    host = torch.stack([pick("dispatch", at) for at in range(3)], dim=1).exp()
+    per_launch = torch.stack([pick("dispatch", at) for at in range(3)], dim=1).exp()
+    each = terms.dispatches * per_launch * (terms.waits_for_host * spec.dispatch_us / 1e3)[:, None]
     return Times(
         products=products,
         streams=streams,
         optimizer=optimizer,
         updating=updating,
-        host=terms.waits_for_host * (terms.dispatches * host).sum(1) * spec.dispatch_us / 1e3,
+        host=each.sum(1),
+        host_optimizer=each[:, 2],
         device=device,
         step=pick("step").exp() * STEP_MS
         + pick("host_copy").exp() * terms.copied_bytes / COPY_RATE,

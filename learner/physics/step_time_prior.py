@@ -182,10 +182,9 @@ class StepTimePrior(Prior):
         What a step waits for once is not repeated, either.
         """
         with torch.no_grad():
-            shares = [
-                times_of(terms, Lookup(self.constants), self.spec).pass_share()
-                for terms in chunks_of(workloads, self.spec)
-            ]
+            chunks = chunks_of(workloads, self.spec)
+            times = [times_of(terms, Lookup(self.constants), self.spec) for terms in chunks]
+            shares = [each.passes() / each.total() for each in times]
         values: Array = torch.cat(shares).numpy()
         return values
 

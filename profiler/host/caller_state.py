@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
@@ -28,6 +28,27 @@ def independent_of_caller(function: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 @contextmanager
+def _without_hooks() -> Iterator[None]:
+    """Switch off the caller's hooks of saved tensors, such as those of `save_on_cpu`."""
+    from torch._C import _autograd
+    from torch.autograd.graph import saved_tensors_hooks
+
+    why = _autograd._saved_tensors_hooks_get_disabled_error_message()
+    if why is not None:
+        _autograd._saved_tensors_hooks_enable()
+    has_hooks = _autograd._top_saved_tensors_default_hooks(False) is not None
+    same: AbstractContextManager[object] = nullcontext()
+    if has_hooks:  # only the last hooks apply
+        same = saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
+    try:
+        with same:
+            yield
+    finally:
+        if why is not None:
+            _autograd._saved_tensors_hooks_disable(why)
+
+
+@contextmanager
 def _defaults() -> Iterator[None]:
     """Provide PyTorch's defaults: gradients, fp32 on the CPU, no autocast, no anomaly detection."""
     with ExitStack() as stack:
@@ -41,15 +62,17 @@ def _defaults() -> Iterator[None]:
             from torch.utils._python_dispatch import _disable_current_modes
 
             stack.callback(torch.random.set_rng_state, torch.random.get_rng_state())
-            stack.callback(torch.set_num_threads, torch.get_num_threads())
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.enable_grad())
             stack.enter_context(torch.autograd.set_detect_anomaly(False))
             for device in ("cpu", "cuda"):
                 if torch.is_autocast_enabled(device):
                     stack.enter_context(torch.autocast(device, enabled=False))
-            stack.callback(torch.set_default_dtype, torch.get_default_dtype())
-            torch.set_default_dtype(torch.float32)
+            if torch.get_default_dtype() is not torch.float32:
+                stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+                torch.set_default_dtype(torch.float32)
+            stack.enter_context(_without_hooks())
+            stack.enter_context(torch._C._EnableTorchFunction())
             stack.enter_context(_disable_current_modes())
             for _ in range(_len_torch_function_stack()):  # such as the default device
                 stack.enter_context(_pop_mode_temporarily())

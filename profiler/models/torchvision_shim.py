@@ -2,20 +2,20 @@
 
 The torchvision on PyPI has an extension built with CUDA. If it cannot be loaded, `import
 torchvision` raises "operator torchvision::nms does not exist". No image classifier calls these
-operators, so declaring their schemas is enough. `import trappm` adds a finder to this process that
-declares them when torchvision is imported; it writes no file and imports nothing before that.
+operators, so declaring their schemas is enough. `import trappm` adds a finder to this process, by
+which they are declared when torchvision is imported, and not before.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import sys
 from collections.abc import Sequence
-from importlib.abc import MetaPathFinder
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -29,30 +29,52 @@ _SCHEMAS = (
 _library: torch.library.Library | None = None
 
 
-class _BeforeTorchvision(MetaPathFinder):
-    """Finder that finds nothing, but declares the operators before torchvision is imported."""
+class _Declaring(Loader):
+    """Loader of torchvision that declares missing operators before its code runs."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        module: ModuleType | None = self._loader.create_module(spec)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        _declare_missing_operators(module.__spec__)
+        self._loader.exec_module(module)
+
+
+class _TorchvisionFinder(MetaPathFinder):
+    """Finder of torchvision that the others find, with a loader of its own."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> None:
-        if name == "torchvision":
-            sys.meta_path.remove(self)
-            _declare_missing_operators()
+    ) -> ModuleSpec | None:
+        if name != "torchvision":
+            return None
+        others = (finder for finder in sys.meta_path if finder is not self)
+        found = (finder.find_spec(name, path, target) for finder in others)
+        spec = next(filter(None, found), None)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Declaring(spec.loader)
+        return spec
 
 
 def prepare_torchvision() -> None:
     """Have torchvision's operators declared when it is imported in this process."""
-    is_waiting = any(isinstance(finder, _BeforeTorchvision) for finder in sys.meta_path)
+    is_waiting = any(isinstance(finder, _TorchvisionFinder) for finder in sys.meta_path)
     if "torchvision" not in sys.modules and not is_waiting:
-        sys.meta_path.insert(0, _BeforeTorchvision())
+        sys.meta_path.insert(0, _TorchvisionFinder())
 
 
-def _declare_missing_operators() -> None:
+def _declare_missing_operators(spec: ModuleSpec | None) -> None:
     """Declare torchvision's operators if its own extension cannot be loaded."""
     import torch
 
     global _library  # noqa: PLW0603
-    spec = importlib.util.find_spec("torchvision")
     if spec is None or spec.origin is None:
         return
     for extension in sorted(Path(spec.origin).parent.glob("_C*")):

@@ -122,10 +122,11 @@ def break_down(
     alive, optimizer_mib = peak.alive, 0.0
     moment = _moment(trace, origins, peak.event, is_of_logits)
     is_gradient = np.isin(np.arange(len(alive)), trace.gradients)
+    kept = trace.gradients[list(kept_gradients)]
+    alive = alive & ~np.isin(np.arange(len(alive)), kept)
     # Rounding each block up to 512 bytes makes less than this.
     if memory.live_mib > (weights + kept_bytes + state_bytes + peak.live_bytes) / MIB * 1.02 + 1:
-        made = np.delete(trace.gradients, list(kept_gradients))
-        alive = is_gradient & np.isin(np.arange(len(alive)), made)
+        alive = is_gradient & ~np.isin(np.arange(len(alive)), kept)
         gradient_bytes = kept_bytes + int(peak.block_sizes[alive].sum())
         optimizer_mib = memory.live_mib - (weights + state_bytes + gradient_bytes) / MIB
         moment = "the optimizer's step"

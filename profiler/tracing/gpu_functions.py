@@ -41,14 +41,15 @@ _HALF = {
     "scaled_dot_product_attention",
 }  # fmt: skip
 _FULL = {
-    "__pow__", "__rpow__", "acos", "asin", "arccos", "arcsin", "binary_cross_entropy_with_logits",
-    "cdist", "cosh", "cosine_embedding_loss", "cosine_similarity", "cross_entropy", "dist",
-    "erfinv", "exp", "expm1", "frobenius_norm", "group_norm", "hinge_embedding_loss", "huber_loss",
-    "kl_div", "l1_loss", "layer_norm", "log", "log10", "log1p", "log2", "logsumexp",
-    "margin_ranking_loss", "mse_loss", "multi_margin_loss", "multilabel_margin_loss",
-    "native_layer_norm", "nll_loss", "nll_loss2d", "nll_loss_nd", "normalize", "nuclear_norm",
-    "pairwise_distance", "pdist", "poisson_nll_loss", "pow", "reciprocal", "renorm", "rms_norm",
-    "rsqrt", "sinh", "smooth_l1_loss", "soft_margin_loss", "softplus", "special_expm1",
+    "__pow__", "__rdiv__", "__rpow__", "acos", "asin", "arccos", "arcsin",
+    "binary_cross_entropy_with_logits", "cdist", "cosh", "cosine_embedding_loss",
+    "cosine_similarity", "cross_entropy", "dist", "erfinv", "exp", "expm1", "frobenius_norm",
+    "group_norm", "hinge_embedding_loss", "huber_loss", "kl_div", "l1_loss", "layer_norm",
+    "log", "log10", "log1p", "log2", "logsumexp", "margin_ranking_loss", "mse_loss",
+    "multi_margin_loss", "multilabel_margin_loss", "native_layer_norm", "nll_loss",
+    "nll_loss2d", "nll_loss_nd", "normalize", "nuclear_norm", "pairwise_distance", "pdist",
+    "poisson_nll_loss", "pow", "reciprocal", "renorm", "rms_norm", "rsqrt", "sinh",
+    "smooth_l1_loss", "soft_margin_loss", "softplus", "special_erfinv", "special_expm1",
     "special_log1p", "special_logsumexp", "square", "tan", "triplet_margin_loss",
     "upsample_bicubic2d", "_upsample_bicubic2d_aa", "upsample_bilinear2d",
     "_upsample_bilinear2d_aa", "upsample_linear1d", "upsample_nearest1d", "upsample_nearest2d",
@@ -106,9 +107,11 @@ class Autocast:
             isinstance(t, Tensor) and t.dtype == torch.float32 for t in tree_leaves((args, kwargs))
         ):
             return self._cast(args, torch.float32), self._cast(kwargs, torch.float32)
-        first = args[0] if args else None
-        if name in _FULL_RESULT and isinstance(first, Tensor) and first.dtype == self._half:
-            kwargs = {**kwargs, "dtype": kwargs.get("dtype") or torch.float32}
+        first = args[0] if args else kwargs.get("input")
+        has_type = kwargs.get("dtype") or any(isinstance(value, torch.dtype) for value in args)
+        is_half = isinstance(first, Tensor) and first.dtype in HALVES
+        if name in _FULL_RESULT and is_half and not has_type:
+            kwargs = {**kwargs, "dtype": torch.float32}
         return args, kwargs
 
     def forget(self) -> None:
@@ -121,7 +124,7 @@ class Autocast:
 
     def _cast(self, value: Any, kind: torch.dtype) -> Any:
         if isinstance(value, Tensor):
-            known = value.dtype in (torch.float32, self._half)
+            known = value.dtype is torch.float32 or value.dtype in HALVES
             return self._cast_tensor(value, kind) if known and value.dtype != kind else value
         if isinstance(value, dict):
             return {key: self._cast(item, kind) for key, item in value.items()}
@@ -503,11 +506,12 @@ class GpuFunctions(TorchFunctionMode):
             return self._with_values(func, args, kwargs, recurrent(self._kernels, name, *args))
         if name == "dropout":
             return _dropout(*args, **kwargs)
-        if name == "softmax" and args[0].dtype != (kwargs.get("dtype") or args[0].dtype):
-            # The meta device would cast first, a GPU casts on the way.
-            return torch._softmax(
-                args[0], kwargs.get("dim", args[1] if len(args) > 1 else -1), True
-            )
+        if name == "softmax":
+            tensor = args[0] if args else kwargs["input"]
+            if tensor.dtype != (kwargs.get("dtype") or tensor.dtype):
+                # The meta device would cast first, a GPU casts on the way.
+                axis = kwargs.get("dim", args[1] if len(args) > 1 else -1)
+                return torch._softmax(tensor, axis, True)
         return NotImplemented
 
     def _with_values(
@@ -564,16 +568,21 @@ def _repeated(tensor: Tensor, heads: int) -> Tensor:
     return tensor.repeat_interleave(heads // tensor.shape[-3], -3)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+def linear(
+    input: Tensor,  # noqa: A002  (as in torch)
+    weight: Tensor,
+    bias: Tensor | None = None,
+) -> Any:
     """A product of tokens that do not lie next to each other (aten/src/ATen/native/Linear.cpp).
 
     They are copied into one matrix, as the weights want a gradient, and the bias is added in place;
     neither happens while a dispatch mode is watching. NotImplemented for all other products.
     """
-    if x.dim() < 3 or (bias is not None and x.is_contiguous()) or not weight.requires_grad:
+    is_plain = bias is not None and input.is_contiguous()
+    if input.dim() < 3 or is_plain or not weight.requires_grad:
         return NotImplemented
-    product = x.reshape(-1, x.shape[-1]) @ weight.t()
-    product = torch.ops.aten._unsafe_view(product, (*x.shape[:-1], weight.shape[0]))
+    product = input.reshape(-1, input.shape[-1]) @ weight.t()
+    product = torch.ops.aten._unsafe_view(product, (*input.shape[:-1], weight.shape[0]))
     return product if bias is None else product.add_(bias)
 
 

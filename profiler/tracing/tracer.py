@@ -3,8 +3,8 @@
     model + inputs --inference step at two batch sizes--> graph, allocations, kernels
                    --training step at the same two------> allocations, kernels
 
-Sizes are affine in the batch size, so two batch sizes give all. A third is checked where an
-intercept is negative.
+Sizes are affine in the batch size, so two batch sizes give all. A third is checked where they seem
+not to be, and for modules of the caller.
 """
 
 from __future__ import annotations
@@ -145,6 +145,9 @@ _NO_GRAD = ("does not require grad", "nference tensor")
 """Parts of PyTorch's messages about a gradient within inference mode."""
 CHECKED_BATCH_SIZE = 3
 """Third batch size, where sizes do not seem to be affine."""
+OTHER_BATCH_SIZE = 131
+"""Third batch size of modules that are not of a library: a prime number beyond round ones, as sizes
+may be affine up to some batch only, or be rounded up."""
 _HALF = {Precision.AMP_FP16: torch.float16, Precision.AMP_BF16: torch.bfloat16}
 
 
@@ -194,6 +197,7 @@ class Tracer:
         with_origins: Whether to find the origin of each tensor, which takes longer.
         original: The module that `model` is a copy of, to run the step on its values and on those
             of the inputs, on the CPU; there must be one batch size only.
+        is_named: Whether the model is a library's, of which two batch sizes tell enough.
     """
 
     def __init__(
@@ -205,7 +209,9 @@ class Tracer:
         *,
         with_origins: bool = False,
         original: nn.Module | None = None,
+        is_named: bool = False,
     ) -> None:
+        self._is_named = is_named
         self._model = model
         self._original = original
         self._inputs = inputs
@@ -319,17 +325,21 @@ class Tracer:
     def _check_growth(self, phase: Phase, first: _Recorded, second: _Recorded) -> None:
         """Raise UnevenSizesError if a size of the step is not affine in the batch size.
 
-        Sizes of all pairs of samples are not: the line through two of them begins below 0. Then a
-        third batch size is tried.
+        Sizes of all pairs of samples are not: the line through two of them begins below 0. Then,
+        and for modules that are not of a library, a third batch size is tried.
         """
         if self._single:
             return
         slope, rest = np.divmod(second.sizes - first.sizes, self._span)
         fixed = first.sizes - slope * self._batch_sizes[0]
-        if not rest.any() and (fixed >= 0).all():
-            return
-        third = self._record(phase, CHECKED_BATCH_SIZE, with_graph=False)
-        if not np.array_equal(third.sizes, fixed + slope * CHECKED_BATCH_SIZE):
+        is_doubtful = rest.any() or (fixed < 0).any()
+        checked = [CHECKED_BATCH_SIZE] * bool(is_doubtful) + [OTHER_BATCH_SIZE] * (
+            not self._is_named
+        )
+        for batch_size in checked:
+            third = self._record(phase, batch_size, with_graph=False)
+            if np.array_equal(third.sizes, fixed + slope * batch_size):
+                continue
             raise UnevenSizesError(
                 "some tensors grow faster than the batch, as where all samples are compared"
             )

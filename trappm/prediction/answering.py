@@ -138,6 +138,7 @@ def _without_values(question: Question, subject: Subject, device: str, why: str)
         device=device,
         device_name=device_title(device),
         batch_size=question.batch_size or subject.batch_size or 1,
+        accumulation=question.accumulation,
         phase=question.phase.value,
         **_settings(question.given_settings()),
         missing=dict.fromkeys((*METRIC_NAMES, "out_of_memory", "largest_batch"), why),
@@ -408,7 +409,15 @@ class _Inquiry:
         power = self._power(figures)
         figures |= power.figures
         remarks = self._remarks(figures, outside, beyond)
-        figures = self._of_all_passes(figures)
+        longer = self._longer(figures)
+        figures = self._of_all_passes(figures, longer)
+        best_limit = power.best_power_limit
+        if best_limit is not None:
+            best_limit = replace(
+                best_limit,
+                step_time_ms=longer * best_limit.step_time_ms,
+                energy_j=longer * best_limit.energy_j,
+            )
         fit, missing = self._what_fits(figures.get("memory_mib"), risk, capacity)
         missing |= self._missing(figures)
         question = self._question
@@ -433,7 +442,7 @@ class _Inquiry:
             usd_per_hour=question.usd_per_hour,
             card=self.card,
             power_source=power.power_source,
-            best_power_limit=power.best_power_limit,
+            best_power_limit=best_limit,
             run=self._run(figures),
             unfamiliar=tuple(outside),
             beyond_labels=beyond,
@@ -538,20 +547,26 @@ class _Inquiry:
                 figures["mfu_percent"] = median, high, low
         return figures
 
-    def _of_all_passes(self, figures: dict[str, Interval]) -> dict[str, Interval]:
-        """Return the figures of a step of all passes from those of a step of one pass.
+    def _longer(self, figures: Mapping[str, Interval]) -> float:
+        """Return the time of a step of all passes relative to that of a step of one pass.
 
         Forward and backward pass are repeated, the optimizer's step is not.
         """
         passes = self._question.accumulation
         if passes == 1 or "step_time_ms" not in figures:
-            return figures
+            return 1.0
         heads = self._trained.heads
         head = heads.heads.get("step_time_ms") if isinstance(heads, Heads) else None
         share = 1 - UPDATE_SHARE
         if head is not None:
             share = float(head.prior.pass_share([self.workload])[0])
-        longer = 1 + (passes - 1) * share
+        return 1 + (passes - 1) * share
+
+    def _of_all_passes(self, figures: dict[str, Interval], longer: float) -> dict[str, Interval]:
+        """Return the figures of a step of all passes, which is so many times longer than one."""
+        passes = self._question.accumulation
+        if passes == 1:
+            return figures
         factors = {"step_time_ms": longer, "energy_j": longer}
         factors |= dict.fromkeys(("samples_per_s", "mfu_percent"), passes / longer)
         return figures | {

@@ -32,7 +32,6 @@ from trappm.profiler.records import (
     StepSettings,
     member,
 )
-from trappm.profiler.simulation.training_loop import TrainingLoop
 
 if TYPE_CHECKING:
     import torch
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from trappm.learner.snapshots.manifest import Manifest
     from trappm.learner.snapshots.snapshot import Snapshot
     from trappm.prediction.models.subjects import Subject
+    from trappm.profiler.simulation.training_loop import TrainingLoop
 
 
 class Question:
@@ -86,7 +86,8 @@ class Question:
         self.accumulation = 1 if loop is None else loop.accumulation_steps
         """Forward and backward passes per optimizer step."""
         if accumulation is not None:
-            self.accumulation = TrainingLoop(accumulation_steps=accumulation).accumulation_steps
+            check_size("accumulation", accumulation)
+            self.accumulation = accumulation
             loop = loop and replace(loop, accumulation_steps=accumulation)
         if self.phase is Phase.INFER:
             if accumulation is not None and accumulation > 1:
@@ -102,7 +103,7 @@ class Question:
         self.identity = (
             batch_size, phase, precision, memory_format, self.optimizer, self._loop, str(snapshot),
             epochs, samples, carbon_g_per_kwh, power_limit_w, usd_per_hour, str(self.execution),
-            self.accumulation,
+            self.accumulation, self._optimizer is not None,
         )  # fmt: skip
         """Equal for equal questions; by `repr`, too."""
         costs.check_amount("power limit", "watts", power_limit_w, costs.MOST_LIMIT_W)
@@ -249,8 +250,10 @@ class Question:
         if loop is None and self.accumulation > 1:
             loop = loop_of(settings.optimizer, settings.precision)
             loop = replace(loop, accumulation_steps=self.accumulation)
-        if loop is None or self._optimizer is None or subject.module is None:
+        if loop is None or self._optimizer is None or self.phase is Phase.INFER:
             return loop, None
+        if subject.module is None:
+            return loop, f"The optimizer is taken to hold all parameters of {subject.name}."
         return loop_for(loop, self._optimizer, subject.module)
 
     def given_settings(self) -> StepSettings:

@@ -78,18 +78,27 @@ def loop_for(
             f"The optimizer holds no parameter of this {type(module).__name__}; it is taken to "
             "hold all of them."
         )
+    other_count = sum(
+        id(p) not in place_of for group in _groups(optimizer) for p in group["params"]
+    )
     trained = {place for place, parameter in enumerate(parameters) if parameter.requires_grad}
     is_usual = len(groups) == 1 and held >= trained
     own = loop if is_usual else replace(loop, groups=tuple(groups))
-    if held >= trained:
-        return own, None
+    remarks = []
+    if other_count:
+        remarks.append(
+            f"The optimizer holds {other_count} more parameters, which are not of this "
+            f"{type(module).__name__} and not counted."
+        )
     count, all_count = (
         sum(parameters[place].numel() for place in places) for places in (trained - held, trained)
     )
-    return own, (
-        f"The optimizer leaves out {count:,} of {all_count:,} trainable parameters; these have "
-        "gradients, but neither state nor update."
-    )
+    if count:
+        remarks.append(
+            f"The optimizer leaves out {count:,} of {all_count:,} trainable parameters; these have "
+            "gradients, but neither state nor update."
+        )
+    return own, " ".join(remarks) or None
 
 
 def _groups(optimizer: object) -> Sequence[Mapping[str, Any]]:

@@ -248,10 +248,23 @@ IMAGES, ROWS = (2, 3, 8, 8), (4, 16)
         (torch.linalg.norm, [ROWS]),
         (lambda x: x.norm(dim=-1), [ROWS]),
         (torch.acos, [ROWS]),
+        (lambda x: 1 / x, [ROWS]),
+        (torch.special.erfinv, [ROWS]),
+        (lambda x: torch.sum(input=x), [ROWS]),
+        (lambda x: torch.softmax(input=x, dim=-1), [ROWS]),
+        (lambda x: x.softmax(-1, torch.float32), [ROWS]),
+        (lambda x: F.layer_norm(x.bfloat16(), (16,)), [ROWS]),
     ],
 )  # fmt: skip
 def test_autocast_returns_32_bits_where_pytorch_does(function, shapes):
     assert cast_type(function, *shapes) == torch.float32
+
+
+def test_autocast_casts_the_other_16_bits_and_arguments_by_keyword():
+    def products(x):
+        return F.linear(input=x.bfloat16(), weight=torch.empty(8, 16, device="meta"))
+
+    assert cast_type(products, ROWS) == torch.float16
 
 
 @pytest.mark.parametrize(

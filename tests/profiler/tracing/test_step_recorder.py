@@ -56,7 +56,19 @@ def test_a_step_whose_order_hangs_on_the_batch_is_refused():
         trace_step(on_meta(Split(), 16), 16)
 
 
+def with_queue(self, x):
+    y = torch.cat([self.head(x.flatten(1)), torch.zeros(100, 10, device=x.device)])
+    return y @ y.t()
+
+
 UNEVEN = {
+    "pairs with a queue of samples": with_queue,
+    "rounded up to 64 samples": lambda self, x: nn.functional.pad(
+        self.head(x.flatten(1)), (0, 0, 0, -len(x) % 64)
+    ).relu(),
+    "at least 64 samples": lambda self, x: (
+        self.head(x.flatten(1)).repeat(64, 1)[: max(len(x), 64)].relu()
+    ),
     "all pairs of samples": lambda self, x: self.head(x.flatten(1)) @ self.head(x.flatten(1)).t(),
     "every third sample": lambda self, x: self.head(x.flatten(1))[::3].relu(),
 }

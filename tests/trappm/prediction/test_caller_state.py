@@ -55,6 +55,8 @@ def default_dtype(dtype):
         torch.no_grad,
         lambda: torch.autocast("cpu"),
         FakeTensorMode,
+        torch.autograd.graph.save_on_cpu,
+        lambda: torch.autograd.graph.disable_saved_tensors_hooks("no hooks here"),
     ],
 )
 @pytest.mark.parametrize("phase", ["train", "infer"])

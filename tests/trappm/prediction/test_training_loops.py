@@ -132,6 +132,47 @@ def test_a_step_of_n_passes_has_one_optimizer_step(device, optimizer):
         assert eight.memory_mib >= one.memory_mib
 
 
+def test_accumulation_keeps_the_order_of_optimizers_on_a_step_that_waits_for_its_host():
+    settings = {"batch_size": 8, "device": "a100"}
+    for passes in (1, 8):
+        times = [
+            trappm.predict("resnet18", optimizer=o, accumulation=passes, **settings).step_time_ms
+            for o in ("sgd", "momentum", "adam")
+        ]
+        assert times == sorted(times)
+
+
+def test_the_best_power_limit_is_of_all_passes():
+    settings = {"batch_size": 64, "device": "a100", "optimizer": "sgd"}
+    one, four = (trappm.predict("resnet50", accumulation=n, **settings) for n in (1, 4))
+    ratio = four.step_time_ms / one.step_time_ms
+    for name in ("step_time_ms", "energy_j"):
+        each, all_passes = (getattr(a.best_power_limit, name) for a in (one, four))
+        assert all_passes == pytest.approx(ratio * each)
+
+
+def test_the_breakdown_counts_each_gradient_once():
+    model = deep()
+    for answer in (
+        ask(model, torch.optim.Adam(model[-1].parameters())),
+        ask(model, torch.optim.SGD(model.parameters(), lr=0.1), accumulation=2),
+    ):
+        breakdown = answer.memory_breakdown
+        assert breakdown.parts_mib[Part.GRADIENTS] == pytest.approx(6 * LAYER_MIB, rel=0.01)
+        assert breakdown.total_mib == pytest.approx(answer.memory_mib, rel=0.01)
+
+
+def test_parameters_of_the_optimizer_that_are_not_the_modules_have_a_remark():
+    model, other = deep(), nn.Linear(8, 8)
+    answer = ask(model, torch.optim.Adam([*model.parameters(), *other.parameters()]))
+    assert "holds 2 more parameters" in " ".join(answer.remarks)
+    named = trappm.predict("resnet18", optimizer=torch.optim.Adam(other.parameters()))
+    assert "taken to hold all parameters of resnet18" in " ".join(named.remarks)
+    model = deep()
+    inference = ask(model, torch.optim.Adam(model[-1].parameters()), phase="infer")
+    assert "leaves out" not in " ".join(inference.remarks)
+
+
 def test_all_ways_to_accumulate_give_the_same_step(as_json):
     by_argument = trappm.predict("resnet18", batch_size=16, optimizer="adam", accumulation=4)
     loop = trappm.TrainingLoop(optimizer="adam", accumulation_steps=4)

@@ -20,6 +20,7 @@ from trappm.prediction.question import Question
 from trappm.prediction.training_loops import loop_for, loop_of
 from trappm.profiler.errors import InputError, TrappmError, one_line
 from trappm.profiler.host import procfs
+from trappm.profiler.host.caller_state import independent_of_caller
 from trappm.profiler.models.on_meta import is_compiled
 from trappm.profiler.records import Execution, Precision, is_cpu_device
 from trappm.profiler.simulation.training_loop import TrainingLoop
@@ -57,7 +58,9 @@ class FirstStep:
     @property
     def loop(self) -> TrainingLoop:
         """Return the training loop; raises InputError if the optimizer is unknown."""
-        loop, _ = loop_for(loop_of(self.optimizer, self.precision), self.optimizer, self.model)
+        loop = loop_of(self.optimizer, self.precision)
+        if self.name is None:  # else the answer is about timm's module, which may have others
+            loop, _ = loop_for(loop, self.optimizer, self.model)
         return replace(
             loop,
             accumulation_steps=self.accumulation_steps,
@@ -125,6 +128,7 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
 
 
+@independent_of_caller
 def forecast(first: FirstStep, device: str | None = None) -> Forecast:
     """Predict a training run on a device (default: the device of the run).
 

@@ -116,19 +116,20 @@ def traced_work(workload: Workload, prior: StepTimePrior) -> StepWork:
     products = np.isin(table.kinds, list(KernelKind)[:PRODUCTS])
     each_ms[products], each_ms[~products] = times.products.numpy(), times.streams.numpy()
     forward = table.passes == Pass.FORWARD
-    total_ms, device_ms, once_ms = (
-        float(each[0]) for each in (times.total(), times.device, times.step)
+    total_ms, passes_ms, device_ms, once_ms = (
+        float(each[0]) for each in (times.total(), times.passes(), times.device, times.step)
     )
-    # A host-bound step is slowed uniformly, and a shorter optimizer step does not shorten it.
-    factor = (total_ms - once_ms) / device_ms
+    # Passes that wait for their host are slowed uniformly, and a shorter update of a step that
+    # waits does not shorten it.
+    factor = passes_ms / float(each_ms.sum())
     waiting_ms = total_ms - once_ms - device_ms
-    update_ms = max(float(times.updating[0]) - waiting_ms, 0.0)
+    update_ms = min(max(float(times.updating[0]) - waiting_ms, 0.0), total_ms - passes_ms)
     blocks, root, trained_share = gathered_blocks(trace)
     return StepWork(
         forward_ms=float(each_ms[forward].sum()) * factor,
         backward_ms=float(each_ms[~forward].sum()) * factor,
         update_ms=update_ms,
-        fixed_ms=float(times.optimizer[0]) * factor + once_ms - update_ms,
+        fixed_ms=total_ms - passes_ms - update_ms,
         copy_ms=READ_AND_WRITTEN * (sum(blocks) + root) / (prior.spec.bandwidth_gbs * 1e6),
         gradients=gradients_of(trace, kernels, each_ms, workload.batch_size),
         blocks_bytes=tuple(blocks),

@@ -21,8 +21,6 @@ Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
 Size = Annotated[int, Field(ge=1, le=MAX_SIZE, strict=True)]
 GpuCount = Annotated[int, Field(ge=1, le=MAX_GPUS, strict=True)]
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT, strict=True)]
-Passes = Annotated[int, Field(ge=1, le=MAX_SIZE, strict=True)]
-_ONE_PASS: int = Field(1, description="Passes per optimizer step, each of batch_size samples.")
 
 
 class Step(BaseModel):
@@ -65,7 +63,9 @@ class Settings(Step):
     carbon_g_per_kwh: (
         Annotated[float, Field(ge=0, le=MAX_CARBON_G_PER_KWH, allow_inf_nan=False)] | None
     ) = None
-    accumulation: Passes = _ONE_PASS
+    accumulation: Size | None = Field(
+        None, description="Passes per optimizer step, each of batch_size samples (default: 1)."
+    )
     power_limit_w: Annotated[float, Field(gt=0, le=MOST_LIMIT_W, allow_inf_nan=False)] | None = (
         Field(None, description="GPU power limit in watts (default: factory setting).")
     )
@@ -114,7 +114,7 @@ class ScalingQuestion(Step):
     gpus: tuple[GpuCount, ...] = Field(
         (1, 2, 4, 8), min_length=1, max_length=8, description="Total numbers of GPUs."
     )
-    accumulation: Passes = _ONE_PASS
+    accumulation: Size = Field(1, description="Passes per optimizer step.")
     strategies: tuple[Name, ...] = Field(
         (), max_length=3, description="ddp, fsdp and tp (default: all)."
     )

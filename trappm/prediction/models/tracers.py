@@ -118,6 +118,8 @@ def traced_step(
     batch_size: int,
     only_because: str = "",
     original: nn.Module | None = None,
+    *,
+    is_named: bool = False,
 ) -> TracedStep:
     """Trace a step for all batch sizes, or for a single one if it is not linear in the batch size.
 
@@ -131,6 +133,7 @@ def traced_step(
         batch_size: The single one.
         only_because: Why no other one can be traced, if that is known.
         original: The module with values that `module` is a copy of, if there is one.
+        is_named: Whether the model is a library's.
 
     Raises:
         TrappmError: It cannot be traced at that batch size either.
@@ -141,7 +144,7 @@ def traced_step(
     reason = only_because
     try:
         if not only_because:
-            tracer = Tracer(module, inputs, options, with_origins=True)
+            tracer = Tracer(module, inputs, options, with_origins=True, is_named=is_named)
             trace, _ = tracer.phase(phase)
             return TracedStep(trace, tracer.origins[phase], None, "")
     except UnevenSizesError as error:
@@ -218,7 +221,8 @@ class NameTracer:
         name, input_size = self._named()
         module = on_meta(name, input_size, settings.memory_format, settings.precision)
         inputs = source_of(name).inputs(name, input_size)
-        return traced_step(module, inputs, step_options(settings), phase, batch_size)
+        options = step_options(settings)
+        return traced_step(module, inputs, options, phase, batch_size, is_named=True)
 
     def _named(self) -> tuple[str, int]:
         """Return the architecture's current name, and the size of its input."""
