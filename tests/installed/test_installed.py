@@ -111,7 +111,10 @@ def test_it_serves_predictions_and_its_page(campaign, installed):
 
 
 def test_a_drawing_names_the_extra_that_it_needs(campaign, installed):
-    lines = ("labels export labels.csv --device cpu-2t", "campaign report --choices --png p.png")
+    lines = (
+        "labels export labels.csv --device cpu-2t",
+        "roofline test_resnet --device a100 --png p.png",
+    )
     out, err = installed("-c", COMMANDS, json.dumps(lines)).communicate(timeout=1000)
     assert json.loads(out.splitlines()[-1]) == [0, 2], err
     (hint,) = (line for line in err.splitlines() if "pip install" in line)

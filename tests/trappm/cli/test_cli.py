@@ -68,7 +68,7 @@ def _small_campaign(tmp_path, **changes):
         (["campaign", "launch"], "--preset laptop"),
         (["campaign", "launch", "--preset", "desktop"], "laptop"),
         (["campaign", "status", "--follow", "--json"], "--follow and --json"),
-        (["campaign", "report", "--png", "map.png"], "--choices"),
+        (["campaign", "report", "--device", "a100"], "--choices"),
         (["campaign", "resume", "--outcome", "timeout"], "--retry-failed"),
         (["campaign", "watch"], "use trappm campaign status --follow"),
         (["estimate", "resnet18"], "use trappm predict MODEL --breakdown"),
