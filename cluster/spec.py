@@ -170,6 +170,8 @@ class CampaignSpec(CampaignBudget):
     """Preset of encoder and heads."""
     strategy: str = "ours"
     """Acquisition strategy; `all` measures the whole pool on one device, without a budget."""
+    cost: bool = False
+    """True if strategy `ours` divides by the predicted step time."""
     max_attempts: int = Field(default=3, ge=1, le=10)
     """Number of attempts at a configuration before it is given up."""
     canary: CanaryPlan | None = Field(default_factory=CanaryPlan)
@@ -210,7 +212,7 @@ class CampaignSpec(CampaignBudget):
                 f"protocol: {self.protocol.name!r} is a built-in protocol; rename yours"
             )
         head = preset_named(self.learner).head
-        strategy_named(self.learner_strategy)
+        strategy_named(self.learner_strategy, cost=self.cost)
         if self.strategy == ALL and self.devices.target is not None:
             raise ValueError("devices: strategy all measures one device; leave target out")
         if self.strategy == "uncertainty" and head.members == 1 and not head.physical_prior:

@@ -26,7 +26,6 @@ from trappm.cluster.scheduler.training_report import (
 from trappm.cluster.spec import LEAST_TRAINING_LABELS
 from trappm.learner.acquisition import AcquisitionRequest, cold_start, strategy_named
 from trappm.learner.acquisition.pool_knowledge import PoolKnowledge, probability_above
-from trappm.learner.acquisition.strategies import NEED_GRADIENTS
 from trappm.learner.heads.device_heads import Heads, train_heads
 from trappm.learner.heads.predictions import DeviceHeads, Predictions, TrainedHeads
 from trappm.learner.paper.encoder import Encoder, make_encoder
@@ -159,15 +158,25 @@ class CampaignLearner:
     Args:
         preset: Name of the preset of encoder and heads.
         strategy: Name of the acquisition strategy.
+        cost: Whether the strategy counts gains per second of measuring.
         source: Source device.
         seed: Seed of the campaign.
         cache: Folder of encoders.
     """
 
-    def __init__(self, *, preset: str, strategy: str, source: str, seed: int, cache: Path) -> None:
+    def __init__(
+        self,
+        *,
+        preset: str,
+        strategy: str,
+        cost: bool = False,
+        source: str,
+        seed: int,
+        cache: Path,
+    ) -> None:
         self._preset = preset_named(preset)
         self._knows_physics = self._preset.head.physical_prior
-        self._strategy = strategy_named(strategy)
+        self._strategy = strategy_named(strategy, cost=cost)
         self._source = source
         self._seed = seed
         self._cache = cache
@@ -264,9 +273,6 @@ class CampaignLearner:
 
         noise_factor = np.ones(len(rows))
         noise_factor[at(request.unsteady)] = (1.0 + np.array([*request.unsteady.values()])) ** 2
-        gradients = None
-        if heads is not None and self._strategy.name in NEED_GRADIENTS:
-            gradients = heads.gradients(workloads)
         acquisition = AcquisitionRequest(
             embeddings=pool.embeddings[rows],
             static_features=pool.static_features[rows],
@@ -274,9 +280,7 @@ class CampaignLearner:
             candidates=at(request.candidates),
             count=request.count,
             generator=np.random.default_rng(list(request.seed)),
-            families=[pool.families[i] for i in rows.tolist()],
             covariances=list(knowledge.covariances.values()) if self._knows_physics else [],
-            gradients=gradients,
             uncertainty=None if predictions is None else _over_metrics(predictions),
             predicted_cost=_step_times(predictions, knowledge),
             failure=self._failure(request, heads, workloads, knowledge),

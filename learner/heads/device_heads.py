@@ -44,7 +44,7 @@ from trappm.learner.physics.memory_prior import MemoryPrior
 from trappm.learner.physics.power.power_prior import PowerPrior
 from trappm.learner.physics.prior import Prior
 from trappm.learner.physics.step_time_prior import StepTimePrior
-from trappm.learner.workload import Array, FloatArray, Workload
+from trappm.learner.workload import Array, Workload
 from trappm.profiler.devices.catalogue import USABLE_SHARE
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import METRICS, OnProgress
@@ -150,21 +150,6 @@ class Heads:
         if "memory_mib" not in self.heads:
             raise InputError("there are no labels of memory to predict what fits")
         return self.heads["memory_mib"].exceeding(workloads, USABLE_SHARE * capacity_mib)
-
-    def gradients(self, workloads: Sequence[Workload]) -> FloatArray:
-        """Return the gradients of all heads side by side, each metric with equal weight (n, g).
-
-        A workload that a head cannot predict has zeros there.
-        """
-        blocks = [np.zeros((len(workloads), 0), np.float32)]
-        for head in self.heads.values():
-            rows = [i for i, workload in enumerate(workloads) if _is_for(head, workload)]
-            if rows:
-                part = head.gradients([workloads[i] for i in rows])
-                block = np.zeros((len(workloads), part.shape[1]), np.float32)
-                block[rows] = part / max(float(np.linalg.norm(part, axis=1).mean()), 1e-9)
-                blocks.append(block)
-        return np.hstack(blocks)
 
     def tensors(self) -> dict[str, Tensor]:
         return joined_tensors(self.heads)

@@ -35,7 +35,7 @@ from trappm.learner.stats.calibration import (
     central_interval,
 )
 from trappm.learner.stats.folds import cluster_folds, grouped_folds
-from trappm.learner.workload import Array, BoolArray, FloatArray, IntArray, Workload
+from trappm.learner.workload import Array, BoolArray, IntArray, Workload
 from trappm.profiler.errors import InputError
 
 OF_KERNELS = (StepTimePrior, CpuTimePrior)
@@ -62,8 +62,6 @@ P = TypeVar("P", bound=Prior)
 
 SHARE_STEP = 0.05
 """Step between the shares of the source's residual that are tried."""
-RESIDUAL_DEVIATION = 0.08
-"""Deviation of the logarithm by the residual, for its weight among gradients."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,18 +107,6 @@ class Head(Generic[P]):
         if self.surprises is None or chances is None:
             return self.calibration.exceeding(gap / stated)
         return self.surprises.exceeding(self.calibration, gap, stated, *chances)
-
-    def gradients(self, workloads: Sequence[Workload]) -> FloatArray:
-        """Return the derivatives of the predicted logarithm (n, g).
-
-        They are by the prior's constants, in units of their deviation without labels, and by
-        weights on the residual's features.
-        """
-        features = self.prior.features(workloads)
-        deviation = np.repeat(np.sqrt(self.prior.feature_groups), self.prior.feature_groups)
-        deviation = deviation * np.maximum(features.std(axis=0), 1e-9)
-        scaled = RESIDUAL_DEVIATION * (features - features.mean(axis=0)) / deviation
-        return np.hstack([self.prior.sensitivities(workloads), scaled]).astype(np.float32)
 
     def learned(self, workloads: Sequence[Workload]) -> Array:
         """Return what is added to the prior's logarithm (n)."""

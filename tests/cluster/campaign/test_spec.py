@@ -150,7 +150,9 @@ def test_the_transformers_pool_covers_all_options_and_several_models_per_family(
         ({"protocol": {"name": "mine", "power_share": 1.5}}, "from 0 to 1"),
         ({"learner": "labtop"}, "labtop"),
         ({"strategy": "randon"}, "randon"),
-        ({"strategy": "coreset"}, "there are: ours,"),  # judged, not offered
+        ({"strategy": "facility"}, "'facility' is not offered; write strategy: ours"),
+        ({"strategy": "ours-per-second"}, "write strategy: ours and cost: true"),
+        ({"strategy": "random", "cost": True}, "cost: true needs strategy: ours, not random"),
         ({"pool": {"groups": []}}, "no groups"),
         ({"pool": {"groups": [{"architecture": ["a"]}]}}, "pool.groups.0.architecture: unknown"),
         ({"pool": {"name": "paper", "groups": []}}, "groups, not both"),
