@@ -27,12 +27,12 @@ from trappm.cluster.spec import LEAST_TRAINING_LABELS
 from trappm.learner.acquisition import AcquisitionRequest, cold_start, strategy_named
 from trappm.learner.acquisition.pool_knowledge import PoolKnowledge, probability_above
 from trappm.learner.heads.device_heads import Heads, train_heads
+from trappm.learner.heads.other_devices import similar_constants
 from trappm.learner.heads.predictions import DeviceHeads, Predictions, TrainedHeads
 from trappm.learner.paper.encoder import Encoder, make_encoder
 from trappm.learner.paper.presets import preset_named
 from trappm.learner.physics.device_specs import CPU, known_spec
-from trappm.learner.physics.devices.joint_fit import Distribution
-from trappm.learner.physics.devices.known_devices import known_devices
+from trappm.learner.physics.devices.known_devices import KnownDevices, known_devices
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.snapshots.compiled_ratios import compiled_ratios
 from trappm.learner.snapshots.registry import LATEST, Registry
@@ -293,8 +293,8 @@ class CampaignLearner:
             for pick in strategy.select(acquisition)
         ]
 
-    def _others(self, device: str, card: str, workloads: Sequence[Workload]) -> Distribution | None:
-        """Return the distribution of a target's step-time constants, given the source's labels.
+    def _others(self, device: str, card: str, workloads: Sequence[Workload]) -> KnownDevices | None:
+        """Return step-time constants that a target may have, given the source's labels.
 
         None for the source itself, without kernels, and unless both devices are known GPUs.
         """
@@ -312,7 +312,7 @@ class CampaignLearner:
             return known
         return replace(known, centre=head.prior.constants)
 
-    def _knowledge(self, card: str, others: Distribution | None) -> PoolKnowledge:
+    def _knowledge(self, card: str, others: KnownDevices | None) -> PoolKnowledge:
         """Return knowledge of the metrics that are labelled; before any label, time and memory."""
         known = {
             metric
@@ -462,6 +462,7 @@ class CampaignLearner:
             above=bounds_of(labels),
             errors=errors_of(labels),
             spec=known_spec(card),
+            similar=similar_constants(card),
             groups=[self._pool.groups[i] for i in at],
             preset=self._preset.head,
             generator=self._generator(1),

@@ -39,6 +39,7 @@ from trappm.learner.heads.predictions import (
 )
 from trappm.learner.paper.presets import HeadPreset
 from trappm.learner.physics.cpu_priors import CpuMemoryPrior, CpuTimePrior
+from trappm.learner.physics.devices.known_devices import known_devices
 from trappm.learner.physics.graph_prior import GraphPrior
 from trappm.learner.physics.memory_prior import MemoryPrior
 from trappm.learner.physics.power.power_prior import PowerPrior
@@ -211,6 +212,7 @@ def train_heads(
     above: Array | None = None,
     errors: Array | None = None,
     spec: DeviceSpec | None = None,
+    similar: Tensor | None = None,
     init: DeviceHeads | None = None,
     on_progress: OnProgress = lambda done, total: None,
 ) -> DeviceHeads:
@@ -226,6 +228,7 @@ def train_heads(
             them, nor `errors`.
         errors: Relative standard errors of the targets (n, metrics).
         spec: Specification of the device; without one, kernels predict no step time.
+        similar: Step-time constants of the most similar card, where few labels are fitted from.
         init: Heads of another device, near which constants are refitted (TraPPM, Table V).
         on_progress: Called with the number of finished metrics, or of a network's steps.
 
@@ -251,7 +254,7 @@ def train_heads(
         values, limits = targets[:, at], bounds[:, at]
         rows = np.flatnonzero(~(np.isnan(values) & np.isnan(limits)))
         traced = np.array([workloads[i].kernels is not None for i in rows.tolist()])
-        prior = _prior(metric, spec, heads, kernels=2 * traced.sum() >= len(rows))
+        prior = _prior(metric, spec, similar, heads, kernels=2 * traced.sum() >= len(rows))
         if isinstance(prior, _NEED_KERNELS):
             rows = rows[traced]
         own = Targets(
@@ -278,6 +281,7 @@ def train_heads(
 def _prior(
     metric: str,
     spec: DeviceSpec | None,
+    similar: Tensor | None,
     heads: Mapping[str, Head[Prior]],
     *,
     kernels: bool,
@@ -287,13 +291,17 @@ def _prior(
     Args:
         metric: Column of the metric.
         spec: Specification of the device, if known.
+        similar: Step-time constants of the most similar card, if known (c).
         heads: Heads of the metrics that were trained before.
         kernels: Whether to use the labels' kernels.
     """
     times = heads.get("step_time_ms")
     if metric == "power_w" and kernels and times and isinstance(times.prior, StepTimePrior):
         return PowerPrior.with_times(times.prior)
-    return starting_prior(metric, spec, kernels=kernels)
+    prior = starting_prior(metric, spec, kernels=kernels)
+    if similar is not None and isinstance(prior, StepTimePrior):
+        return StepTimePrior(prior.spec, similar, between=known_devices().spreads)
+    return prior
 
 
 def _kind_of(prior: Prior) -> str:

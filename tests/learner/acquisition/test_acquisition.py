@@ -435,7 +435,9 @@ def test_a_second_device_is_uncertain_in_how_devices_differ(traced):
     """Of step times that kernels explain; of graphs and memory nothing of the kind is known."""
     metrics = ("step_time_ms", "memory_mib")
     plain, second = known(traced, metrics), known(traced, metrics, others=known_devices())
-    moves = StepTimePrior.like_others(spec_of("a100"), known_devices()).sensitivities(traced)
+    devices = known_devices()
+    start = StepTimePrior(spec_of("a100"), devices.centre, between=devices.spreads)
+    moves = start.sensitivities(traced)
 
     def left_of(known):
         features = known.covariances["step_time_ms"].features
