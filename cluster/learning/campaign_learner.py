@@ -379,7 +379,10 @@ class CampaignLearner:
             fields={
                 **fields,
                 "compiled": ratios,
-                "errors": errors,
+                "errors": {
+                    device: dict.fromkeys(self._by_phase(device), judged)
+                    for device, judged in errors.items()
+                },
                 "cards": {device: self._cards.get(device, device) for device in self._heads},
                 "families": sorted(set(self._pool.families)),
                 "parent": before[-1].snapshot if before else None,
