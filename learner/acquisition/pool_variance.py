@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import NormalDist
-from typing import Protocol
 
 import numpy as np
 
@@ -34,16 +33,8 @@ was chosen with it on splits of seeds 100 to 119 (docs/research/choosing.md)."""
 TINY = 1e-12
 """Keeps quotients finite."""
 
-
-class _Measure(Protocol):
-    """Gain of a label of each configuration, by one measure."""
-
-    total: float
-    """Return the gain of labelling all configurations."""
-
-    def gains(self) -> Array: ...
-
-    def learn(self, index: int) -> None: ...
+Measure = PoolPosterior | Representation
+"""Gain of a label of each configuration, by one measure."""
 
 
 class PoolReduction:
@@ -112,9 +103,9 @@ class PoolReduction:
             )
         return worth
 
-    def _measures(self, request: AcquisitionRequest) -> dict[str, Sequence[_Measure]]:
+    def _measures(self, request: AcquisitionRequest) -> dict[str, Sequence[Measure]]:
         """Return the measures by the name of the reason that they give."""
-        parts: dict[str, Sequence[_Measure]] = {}
+        parts: dict[str, Sequence[Measure]] = {}
         covariances = list(request.covariances) if self._own_covariance else []
         if not (covariances or self._represents):
             covariances = [embedding_covariance(request)]
