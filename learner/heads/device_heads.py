@@ -3,11 +3,10 @@
     step time   simulated kernels (`step_time_prior`), on CPUs a sum over the kernels
     memory      simulated step (`memory_prior`), on CPUs live tensors and layers (`cpu`)
     power       energies of the kernels over their simulated time (`power_prior`)
-    others      terms of the graph (`graph_prior`)
 
-Step time and power use terms of the graph, too, where most labels have no kernels. Heads serve
-training and inference: the phase is part of a workload. The preset `paper` has TraPPM's networks
-instead (`learner.heads.network_heads`), which know no physics.
+Step time and power use terms of the graph (`graph_prior`) where most labels have no kernels, and
+power on CPUs. Heads serve training and inference: the phase is part of a workload. The preset
+`paper` has TraPPM's networks instead (`learner.heads.network_heads`), which know no physics.
 
 Heads of a device are trained in parallel, one thread with one core each: matrix products and
 XGBoost release the global interpreter lock (docs/research/learner_speed.md).

@@ -21,7 +21,7 @@ from trappm.learner.estimator import Estimate, Model, Targets, joined_tensors, w
 from trappm.learner.gaussian_process import Coordinates
 from trappm.learner.physics.cpu_priors import CpuMemoryPrior, CpuTimePrior
 from trappm.learner.physics.device_specs import CPU, DeviceSpec
-from trappm.learner.physics.graph_prior import PRIORS, GraphPrior
+from trappm.learner.physics.graph_prior import GraphPrior
 from trappm.learner.physics.memory_prior import MemoryPrior
 from trappm.learner.physics.prior import Prior
 from trappm.learner.physics.step_time_prior import StepTimePrior
@@ -46,8 +46,7 @@ def starting_prior(metric: str, spec: DeviceSpec | None, *, kernels: bool) -> Pr
     """Return the prior of a metric on a device without labels.
 
     Args:
-        metric: Column of the metric, such as `memory_mib`. A metric without its own terms uses
-            those of step time.
+        metric: Column of the metric, such as `memory_mib`.
         spec: Specification of the device; None if the catalogue does not list it.
         kernels: Whether the workloads have kernels.
     """
@@ -55,7 +54,7 @@ def starting_prior(metric: str, spec: DeviceSpec | None, *, kernels: bool) -> Pr
         return CpuMemoryPrior() if spec is CPU else MemoryPrior.on(spec)
     if metric == "step_time_ms" and spec is not None and kernels:
         return CpuTimePrior() if spec is CPU else StepTimePrior(spec)
-    return GraphPrior(metric if metric in PRIORS else "step_time_ms")
+    return GraphPrior(metric)
 
 
 P = TypeVar("P", bound=Prior)

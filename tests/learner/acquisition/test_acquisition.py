@@ -453,7 +453,7 @@ def test_a_second_device_is_uncertain_in_how_devices_differ(traced):
 
 def test_rows_of_the_pool_keep_their_estimates(traced):
     rows = np.array([7, 2])
-    whole = known(traced, ("step_time_ms", "memory_mib", "energy_j"))
+    whole = known(traced, ("step_time_ms", "memory_mib"))
     part = whole.of_rows(rows)
     assert set(part.covariances) == {"step_time_ms", "memory_mib"}
     for metric, covariance in whole.covariances.items():
