@@ -166,6 +166,8 @@ class CampaignSpec(CampaignBudget):
         "quick"
     )
     """Name of a built-in protocol, or your own under another name."""
+    power_share: float | None = Field(default=None, ge=0, le=1)
+    """Share of the configurations whose power is measured (default: the protocol's)."""
     learner: str = "laptop"
     """Preset of encoder and heads."""
     strategy: str = "ours"
@@ -259,14 +261,17 @@ class CampaignSpec(CampaignBudget):
 
     @property
     def measuring_protocol(self) -> MeasuringProtocol:
-        if isinstance(self.protocol, str):
-            return protocol_named(self.protocol)
+        own = protocol_named(self.protocol) if isinstance(self.protocol, str) else self.protocol
+        if self.power_share is not None:
+            own = dataclasses.replace(own, power_share=self.power_share)
+        if own in PROTOCOLS.values():
+            return own
         # Labels of one protocol name may be mixed, so the name depends on what the protocol says.
-        rules = self.protocol.to_dict()
-        if self.protocol.power_share == 1:  # so that earlier names stay valid
+        rules = own.to_dict()
+        if own.power_share == 1:  # so that earlier names stay valid
             del rules["power_share"]
         digest = hashlib.sha256(json.dumps(rules).encode()).hexdigest()[:8]
-        return dataclasses.replace(self.protocol, name=f"{self.protocol.name}-{digest}")
+        return dataclasses.replace(own, name=f"{own.name}-{digest}")
 
 
 def _samples(configuration: Configuration) -> int:
