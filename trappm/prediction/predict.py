@@ -66,7 +66,7 @@ def predict(
         precision: `fp32`, `amp-fp16`, `amp-bf16` or `bf16` (default: that of most labels).
         memory_format: `contiguous` or `channels-last` (default: that of most labels).
         optimizer: `sgd`, `momentum`, `adam` or `adamw`; a class or an object of `torch.optim`; or
-            a `trappm.TrainingLoop`, which has clipping and fused optimizers, too (default: that of
+            a `trappm.TrainingLoop`, which has fused optimizers, too (default: that of
             most labels). An object that was made of a module's parameters is read by its groups.
         accumulation: Forward and backward passes per optimizer step, each of `batch_size` samples
             (default: that of the training loop, or 1).

@@ -42,7 +42,6 @@ class FirstStep:
     optimizer: torch.optim.Optimizer
     precision: Precision
     accumulation_steps: int = 1
-    clips_gradients: bool = False
     epoch_batches: int | None
     """Batches per epoch of this process; None if unknown."""
     processes: int = 1
@@ -57,11 +56,10 @@ class FirstStep:
     @property
     def loop(self) -> TrainingLoop:
         """Return the training loop; raises InputError if the optimizer is unknown."""
-        loop, _ = loop_for(loop_of(self.optimizer, self.precision), self.optimizer, self.model)
+        loop, _ = loop_for(loop_of(self.optimizer), self.optimizer, self.model)
         return replace(
             loop,
             accumulation_steps=self.accumulation_steps,
-            clip_gradients=self.clips_gradients,
         )
 
     @property
