@@ -166,10 +166,14 @@ class CampaignSpec(CampaignBudget):
         "quick"
     )
     """Name of a built-in protocol, or your own under another name."""
+    power_share: float | None = Field(default=None, ge=0, le=1)
+    """Share of the configurations whose power is measured (default: the protocol's)."""
     learner: str = "laptop"
     """Preset of encoder and heads."""
     strategy: str = "ours"
     """Acquisition strategy; `all` measures the whole pool on one device, without a budget."""
+    cost: bool = False
+    """True if strategy `ours` divides by the predicted step time."""
     max_attempts: int = Field(default=3, ge=1, le=10)
     """Number of attempts at a configuration before it is given up."""
     canary: CanaryPlan | None = Field(default_factory=CanaryPlan)
@@ -210,7 +214,7 @@ class CampaignSpec(CampaignBudget):
                 f"protocol: {self.protocol.name!r} is a built-in protocol; rename yours"
             )
         head = preset_named(self.learner).head
-        strategy_named(self.learner_strategy)
+        strategy_named(self.learner_strategy, cost=self.cost)
         if self.strategy == ALL and self.devices.target is not None:
             raise ValueError("devices: strategy all measures one device; leave target out")
         if self.strategy == "uncertainty" and head.members == 1 and not head.physical_prior:
@@ -257,14 +261,17 @@ class CampaignSpec(CampaignBudget):
 
     @property
     def measuring_protocol(self) -> MeasuringProtocol:
-        if isinstance(self.protocol, str):
-            return protocol_named(self.protocol)
+        own = protocol_named(self.protocol) if isinstance(self.protocol, str) else self.protocol
+        if self.power_share is not None:
+            own = dataclasses.replace(own, power_share=self.power_share)
+        if own in PROTOCOLS.values():
+            return own
         # Labels of one protocol name may be mixed, so the name depends on what the protocol says.
-        rules = self.protocol.to_dict()
-        if self.protocol.power_share == 1:  # so that earlier names stay valid
+        rules = own.to_dict()
+        if own.power_share == 1:  # so that earlier names stay valid
             del rules["power_share"]
         digest = hashlib.sha256(json.dumps(rules).encode()).hexdigest()[:8]
-        return dataclasses.replace(self.protocol, name=f"{self.protocol.name}-{digest}")
+        return dataclasses.replace(own, name=f"{own.name}-{digest}")
 
 
 def _samples(configuration: Configuration) -> int:

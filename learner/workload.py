@@ -77,9 +77,7 @@ class Workload:
     kernels: KernelProfile | None = None
     """The kernels of a step; None where they could not be traced."""
     scope: StepScope = WHOLE_STEP
-    """Timed parts of the step; like `host`, it concerns step time only."""
-    host: str = ""
-    """Host and software of the timing, if labels of a device come from several."""
+    """Timed parts of the step, which concern step time only."""
     embedding: FloatArray | None = None
     """Embedding of the graph by the frozen encoder (width)."""
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import random
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
+from tenacity import RetryCallState, Retrying, retry_if_exception_type, wait_random_exponential
 
 from trappm.profiler.errors import StoreError
 from trappm.profiler.host.environment import utc_now
@@ -32,8 +32,7 @@ from trappm.store.engine import StoreAwayError, store_errors, writer_of
 WAIT_S = 600.0
 """Seconds to wait for a database: time to restart it, or its machine."""
 
-_FIRST_PAUSE_S = 0.2
-_LONGEST_PAUSE_S = 15.0
+_PAUSE_S = wait_random_exponential(multiplier=0.2, max=15.0)
 
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
@@ -58,31 +57,37 @@ class Patience:
         Raises:
             StoreError: The database did not come back in time.
         """
-        began, longest_s, is_waiting = self.clock(), _FIRST_PAUSE_S, False
-        while True:
-            try:
-                result = attempt()
-            except StoreAwayError as error:
-                waited_s = self.clock() - began
-                if self.wait_s == 0.0:
-                    raise
-                if waited_s >= self.wait_s:
-                    raise StoreError(
-                        f"{error}; waited {waited_s:.0f} s for it in vain. What was recorded is "
-                        "safe. Check that the database runs, can be reached and has free space; "
-                        "continue a campaign with: trappm campaign resume"
-                    ) from error
-                if not is_waiting:
-                    self.tell(f"{error}; trying again for up to {self.wait_s:.0f} s")
-                is_waiting = True
-            else:
-                if is_waiting:
-                    waited_s = self.clock() - began
-                    self.tell(f"the label store answers again, after {waited_s:.0f} s")
-                return result
-            pause_s = random.uniform(0.0, longest_s)  # noqa: S311
-            self.sleep(min(pause_s, self.wait_s - waited_s))
-            longest_s = min(2 * longest_s, _LONGEST_PAUSE_S)
+        began = self.clock()
+
+        def waited_s() -> float:
+            return self.clock() - began
+
+        def report(state: RetryCallState) -> None:
+            if state.attempt_number == 1 and state.outcome is not None:
+                away = state.outcome.exception()
+                self.tell(f"{away}; trying again for up to {self.wait_s:.0f} s")
+
+        retrying = Retrying(
+            sleep=self.sleep,
+            retry=retry_if_exception_type(StoreAwayError),
+            wait=lambda state: min(_PAUSE_S(state), max(self.wait_s - waited_s(), 0.0)),
+            stop=lambda _: waited_s() >= self.wait_s,
+            before_sleep=report,
+            reraise=True,
+        )
+        try:
+            result = retrying(attempt)
+        except StoreAwayError as error:
+            if self.wait_s == 0.0:
+                raise
+            raise StoreError(
+                f"{error}; waited {waited_s():.0f} s for it in vain. What was recorded is "
+                "safe. Check that the database runs, can be reached and has free space; "
+                "continue a campaign with: trappm campaign resume"
+            ) from error
+        if retrying.statistics["attempt_number"] > 1:
+            self.tell(f"the label store answers again, after {waited_s():.0f} s")
+        return result
 
 
 IMPATIENT = Patience(wait_s=0.0)

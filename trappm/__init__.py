@@ -45,14 +45,6 @@ _MODULES = {
     "devices": "trappm.prediction.device_names",
     "predict": "trappm.prediction.predict",
 }
-_RENAMED = {
-    "estimate": "trappm.predict(...).memory_breakdown",
-    "generate": "trappm.extensions.transformers.generation.generate",
-    "labels": "trappm.LabelStore().labels",
-    "lookup": "trappm.predict(..., labels=True).measured",
-    "predict_parallel": "trappm.extensions.parallel.shared_step.predict_parallel",
-}
-"""Earlier functions, and what replaces them."""
 
 prepare_torchvision()
 
@@ -68,6 +60,4 @@ def __getattr__(name: str) -> Any:
         return import_module("trappm.snapshots")
     if name in _MODULES:
         return getattr(import_module(_MODULES[name]), name)
-    if name in _RENAMED:
-        raise AttributeError(f"trappm.{name} has moved; use {_RENAMED[name]}")
     raise AttributeError(f"module 'trappm' has no attribute {name!r}")

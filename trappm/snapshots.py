@@ -178,9 +178,9 @@ def head_rows(manifest: Manifest) -> Listing[dict[str, Any]]:
         labels[device, phase, metric] += source["labels"]
     rows = []
     for device, phases in manifest.heads.items():
-        errors = manifest.errors_by_phase(device)
+        errors = (manifest.errors or {}).get(device, {})
         for phase, head in phases.items():
-            by_metric = errors.get(phase) or errors.get(None, {})
+            by_metric = errors.get(phase, {})
             for metric in head.metrics:
                 known = by_metric.get(metric)
                 count = labels[device, phase.value, metric] or head.label_count

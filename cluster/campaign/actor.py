@@ -141,6 +141,7 @@ class CampaignActor:
             labels=self.spec.total,
             preset=self.spec.learner,
             strategy=self.spec.learner_strategy,
+            cost=self.spec.cost,
             source=self.spec.devices.source,
             seed=self.spec.seed,
             cache=self._home.campaigns / self.campaign_id,

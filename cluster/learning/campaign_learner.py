@@ -26,14 +26,13 @@ from trappm.cluster.scheduler.training_report import (
 from trappm.cluster.spec import LEAST_TRAINING_LABELS
 from trappm.learner.acquisition import AcquisitionRequest, cold_start, strategy_named
 from trappm.learner.acquisition.pool_knowledge import PoolKnowledge, probability_above
-from trappm.learner.acquisition.strategies import NEED_GRADIENTS
 from trappm.learner.heads.device_heads import Heads, train_heads
+from trappm.learner.heads.other_devices import similar_constants
 from trappm.learner.heads.predictions import DeviceHeads, Predictions, TrainedHeads
 from trappm.learner.paper.encoder import Encoder, make_encoder
 from trappm.learner.paper.presets import preset_named
 from trappm.learner.physics.device_specs import CPU, known_spec
-from trappm.learner.physics.devices.joint_fit import Distribution
-from trappm.learner.physics.devices.known_devices import known_devices
+from trappm.learner.physics.devices.known_devices import KnownDevices, known_devices
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.snapshots.compiled_ratios import compiled_ratios
 from trappm.learner.snapshots.registry import LATEST, Registry
@@ -159,15 +158,25 @@ class CampaignLearner:
     Args:
         preset: Name of the preset of encoder and heads.
         strategy: Name of the acquisition strategy.
+        cost: Whether the strategy counts gains per second of measuring.
         source: Source device.
         seed: Seed of the campaign.
         cache: Folder of encoders.
     """
 
-    def __init__(self, *, preset: str, strategy: str, source: str, seed: int, cache: Path) -> None:
+    def __init__(
+        self,
+        *,
+        preset: str,
+        strategy: str,
+        cost: bool = False,
+        source: str,
+        seed: int,
+        cache: Path,
+    ) -> None:
         self._preset = preset_named(preset)
         self._knows_physics = self._preset.head.physical_prior
-        self._strategy = strategy_named(strategy)
+        self._strategy = strategy_named(strategy, cost=cost)
         self._source = source
         self._seed = seed
         self._cache = cache
@@ -264,9 +273,6 @@ class CampaignLearner:
 
         noise_factor = np.ones(len(rows))
         noise_factor[at(request.unsteady)] = (1.0 + np.array([*request.unsteady.values()])) ** 2
-        gradients = None
-        if heads is not None and self._strategy.name in NEED_GRADIENTS:
-            gradients = heads.gradients(workloads)
         acquisition = AcquisitionRequest(
             embeddings=pool.embeddings[rows],
             static_features=pool.static_features[rows],
@@ -274,9 +280,7 @@ class CampaignLearner:
             candidates=at(request.candidates),
             count=request.count,
             generator=np.random.default_rng(list(request.seed)),
-            families=[pool.families[i] for i in rows.tolist()],
             covariances=list(knowledge.covariances.values()) if self._knows_physics else [],
-            gradients=gradients,
             uncertainty=None if predictions is None else _over_metrics(predictions),
             predicted_cost=_step_times(predictions, knowledge),
             failure=self._failure(request, heads, workloads, knowledge),
@@ -289,8 +293,8 @@ class CampaignLearner:
             for pick in strategy.select(acquisition)
         ]
 
-    def _others(self, device: str, card: str, workloads: Sequence[Workload]) -> Distribution | None:
-        """Return the distribution of a target's step-time constants, given the source's labels.
+    def _others(self, device: str, card: str, workloads: Sequence[Workload]) -> KnownDevices | None:
+        """Return step-time constants that a target may have, given the source's labels.
 
         None for the source itself, without kernels, and unless both devices are known GPUs.
         """
@@ -308,7 +312,7 @@ class CampaignLearner:
             return known
         return replace(known, centre=head.prior.constants)
 
-    def _knowledge(self, card: str, others: Distribution | None) -> PoolKnowledge:
+    def _knowledge(self, card: str, others: KnownDevices | None) -> PoolKnowledge:
         """Return knowledge of the metrics that are labelled; before any label, time and memory."""
         known = {
             metric
@@ -375,7 +379,10 @@ class CampaignLearner:
             fields={
                 **fields,
                 "compiled": ratios,
-                "errors": errors,
+                "errors": {
+                    device: dict.fromkeys(self._by_phase(device), judged)
+                    for device, judged in errors.items()
+                },
                 "cards": {device: self._cards.get(device, device) for device in self._heads},
                 "families": sorted(set(self._pool.families)),
                 "parent": before[-1].snapshot if before else None,
@@ -458,6 +465,7 @@ class CampaignLearner:
             above=bounds_of(labels),
             errors=errors_of(labels),
             spec=known_spec(card),
+            similar=similar_constants(card),
             groups=[self._pool.groups[i] for i in at],
             preset=self._preset.head,
             generator=self._generator(1),

@@ -7,34 +7,19 @@ docs/research/choosing.md compares the strategies on recorded labels.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from trappm.learner.acquisition.embedding_space import NOISE_VARIANCE, MostUncertain
 from trappm.learner.acquisition.pool_covariance import PoolCovariance
-from trappm.learner.acquisition.pool_variance import ours
+from trappm.learner.acquisition.pool_variance import ours, variance
 from trappm.learner.acquisition.request import AcquisitionRequest, Pick, Strategy
-from trappm.learner.acquisition.strategies import (
-    Clusters,
-    FacilityLocation,
-    Lcmd,
-    RandomChoice,
-    Stratified,
-)
+from trappm.learner.acquisition.strategies import RandomChoice
 from trappm.profiler.errors import InputError
 from trappm.profiler.text import nearest
 
 DEFAULT = "ours"
 
-_ALL: tuple[Strategy, ...] = (
-    *ours(),
-    RandomChoice(),
-    Stratified(),
-    MostUncertain(),
-    FacilityLocation(),
-    Clusters(),
-    Lcmd(),
-)
-_STRATEGIES = {strategy.name: strategy for strategy in _ALL}
+_STRATEGIES: dict[str, Strategy] = {
+    strategy.name: strategy for strategy in (ours(), variance(), MostUncertain(), RandomChoice())
+}
 
 STRATEGIES = tuple(_STRATEGIES)
 """All names, the default first."""
@@ -53,21 +38,24 @@ __all__ = [
 
 
 def cold_start(strategy: Strategy) -> Strategy:
-    """Return the strategy for the first round: `clusters` for one that needs trained heads."""
-    return _STRATEGIES["clusters"] if isinstance(strategy, MostUncertain) else strategy
+    """Return the strategy for the first round: `ours` for one that needs trained heads."""
+    return _STRATEGIES[DEFAULT] if isinstance(strategy, MostUncertain) else strategy
 
 
-def strategy_named(name: str, others: Sequence[Strategy] = ()) -> Strategy:
+def strategy_named(name: str, *, cost: bool = False) -> Strategy:
     """Return the strategy of this name.
 
     Args:
         name: Name of the strategy.
-        others: Strategies to search in addition to those of campaigns.
+        cost: Whether gains are per second of measuring, which only `ours` knows.
 
     Raises:
-        InputError: There is no such strategy.
+        InputError: There is no such strategy, or it does not know cost.
     """
-    known = _STRATEGIES | {strategy.name: strategy for strategy in others}
-    if name in known:
-        return known[name]
-    raise InputError(f"no acquisition strategy {name!r}; {nearest(name, known)}")
+    if name not in _STRATEGIES:
+        paid = " and cost: true" if name == "ours-per-second" else ""
+        advice = nearest(name, STRATEGIES, otherwise=f"write strategy: {DEFAULT}{paid}")
+        raise InputError(f"strategy {name!r} is not offered; {advice}")
+    if cost and name != DEFAULT:
+        raise InputError(f"cost: true needs strategy: {DEFAULT}, not {name}")
+    return ours(cost=True) if cost else _STRATEGIES[name]

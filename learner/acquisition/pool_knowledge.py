@@ -18,7 +18,7 @@ from trappm.learner.estimator import Estimate
 from trappm.learner.gaussian_process import Coordinates, matern32, nystroem_root
 from trappm.learner.heads.metric_head import OF_KERNELS, starting_prior
 from trappm.learner.physics.device_specs import DeviceSpec
-from trappm.learner.physics.devices.joint_fit import Distribution
+from trappm.learner.physics.devices.known_devices import KnownDevices
 from trappm.learner.physics.prior import Prior
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Array, BoolArray, FloatArray, IntArray, Workload
@@ -56,7 +56,7 @@ class PoolKnowledge:
         spec: DeviceSpec | None,
         generator: np.random.Generator,
         *,
-        others: Distribution | None = None,
+        others: KnownDevices | None = None,
     ) -> PoolKnowledge:
         """Compute the covariances and estimates.
 
@@ -64,8 +64,8 @@ class PoolKnowledge:
             workloads: Workloads of the pool (n).
             metrics: Metrics to include, as far as a batch serves them.
             spec, generator: Specification of the device, if known; draws landmarks.
-            others: Distribution of step-time constants over other devices, where the labels of one
-                of them are used for this device.
+            others: Step-time constants of other devices, where the labels of one of them are used
+                for this device.
         """
         covariances, estimates = {}, {}
         for metric in METRICS:
@@ -106,7 +106,7 @@ def _known(
     workloads: Sequence[Workload],
     spec: DeviceSpec | None,
     generator: np.random.Generator,
-    others: Distribution | None,
+    others: KnownDevices | None,
 ) -> tuple[PoolCovariance, Estimate]:
     """Return covariance and estimate of one metric.
 
@@ -159,13 +159,13 @@ def _priors(
     metric: str,
     spec: DeviceSpec | None,
     traced: BoolArray,
-    others: Distribution | None,
+    others: KnownDevices | None,
 ) -> list[tuple[Prior, BoolArray]]:
     """Return the priors of a metric without labels, and the workloads that each is for (n)."""
     better = starting_prior(metric, spec, kernels=True)
     if not isinstance(better, OF_KERNELS):
         return [(better, np.ones_like(traced))]
     if others is not None and isinstance(better, StepTimePrior):
-        better = StepTimePrior.like_others(better.spec, others)
+        better = StepTimePrior(better.spec, others.centre, between=others.spreads)
     graph = starting_prior(metric, spec, kernels=False)
     return [(prior, rows) for prior, rows in ((better, traced), (graph, ~traced)) if rows.any()]

@@ -9,7 +9,7 @@ representation alone decides there.
 - **Runs out of memory** give a bound instead of a value. Of a normal value seen only below a limit,
   one run removes the share `1 - P Var(y | y > limit) / Var(y)` of the variance on average
   (truncated normal, Johnson et al. 1994, section 13.10).
-- **Cost**: `ours-per-second` divides the gain by the predicted time of the measurement.
+- **Cost**: with `cost`, the gain is divided by the predicted time of the measurement.
 - **Second device**: the first device's labels leave open only how the constants of both differ,
   which all workloads share, so the reduction alone decides (docs/research/second_device.md).
 """
@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import NormalDist
-from typing import Protocol
 
 import numpy as np
 
@@ -34,16 +33,8 @@ was chosen with it on splits of seeds 100 to 119 (docs/research/choosing.md)."""
 TINY = 1e-12
 """Keeps quotients finite."""
 
-
-class _Measure(Protocol):
-    """Gain of a label of each configuration, by one measure."""
-
-    total: float
-    """Return the gain of labelling all configurations."""
-
-    def gains(self) -> Array: ...
-
-    def learn(self, index: int) -> None: ...
+Measure = PoolPosterior | Representation
+"""Gain of a label of each configuration, by one measure."""
 
 
 class PoolReduction:
@@ -112,9 +103,9 @@ class PoolReduction:
             )
         return worth
 
-    def _measures(self, request: AcquisitionRequest) -> dict[str, Sequence[_Measure]]:
+    def _measures(self, request: AcquisitionRequest) -> dict[str, Sequence[Measure]]:
         """Return the measures by the name of the reason that they give."""
-        parts: dict[str, Sequence[_Measure]] = {}
+        parts: dict[str, Sequence[Measure]] = {}
         covariances = list(request.covariances) if self._own_covariance else []
         if not (covariances or self._represents):
             covariances = [embedding_covariance(request)]
@@ -146,11 +137,11 @@ def taught_by_bounds(failure: Array) -> Array:
     return np.clip(shares, 0.0, 1.0)
 
 
-def ours() -> Sequence[PoolReduction]:
-    """Return the built-in variants, the default first."""
-    return (
-        PoolReduction("ours", guarded=True, represents=True),
-        PoolReduction("ours-per-second", guarded=True, cost_power=1.0, represents=True),
-        PoolReduction("variance", own_covariance=False),
-        PoolReduction("variance-heads"),
-    )
+def ours(*, cost: bool = False) -> PoolReduction:
+    """Return the default strategy; with `cost`, gains are per second of measuring."""
+    return PoolReduction("ours", guarded=True, cost_power=float(cost), represents=True)
+
+
+def variance() -> PoolReduction:
+    """Return the strategy of the papers, over the embedding space."""
+    return PoolReduction("variance", own_covariance=False)

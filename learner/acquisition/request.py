@@ -36,14 +36,8 @@ class AcquisitionRequest:
     """Number of configurations to pick."""
     generator: np.random.Generator
 
-    families: Sequence[str] | None = None
-    """Family of each architecture (n)."""
     covariances: Sequence[PoolCovariance] = ()
     """One per metric."""
-    gradients: FloatArray | None = None
-    """Sketched gradients of the heads' output by their weights or last layer (n, g)."""
-    log_values: Array | None = None
-    """Log labels in their order, NaN for runs out of memory; only for peers' networks."""
     uncertainty: Array | None = None
     """Disagreement among the heads' members, on any scale (n); None before there are heads."""
     predicted_cost: Array | None = None
@@ -59,8 +53,8 @@ class AcquisitionRequest:
         by_row = {
             name: getattr(self, name)
             for name in (
-                "embeddings", "static_features", "gradients", "uncertainty", "predicted_cost",
-                "failure", "noise_factor",
+                "embeddings", "static_features", "uncertainty", "predicted_cost", "failure",
+                "noise_factor",
             )
         }  # fmt: skip
         by_row |= {f"covariances[{i}]": c.features for i, c in enumerate(self.covariances)}

@@ -3,11 +3,10 @@
     step time   simulated kernels (`step_time_prior`), on CPUs a sum over the kernels
     memory      simulated step (`memory_prior`), on CPUs live tensors and layers (`cpu`)
     power       energies of the kernels over their simulated time (`power_prior`)
-    others      terms of the graph (`graph_prior`)
 
-Step time and power use terms of the graph, too, where most labels have no kernels. Heads serve
-training and inference: the phase is part of a workload. The preset `paper` has TraPPM's networks
-instead (`learner.heads.network_heads`), which know no physics.
+Step time and power use terms of the graph (`graph_prior`) where most labels have no kernels, and
+power on CPUs. Heads serve training and inference: the phase is part of a workload. The preset
+`paper` has TraPPM's networks instead (`learner.heads.network_heads`), which know no physics.
 
 Heads of a device are trained in parallel, one thread with one core each: matrix products and
 XGBoost release the global interpreter lock (docs/research/learner_speed.md).
@@ -39,12 +38,13 @@ from trappm.learner.heads.predictions import (
 )
 from trappm.learner.paper.presets import HeadPreset
 from trappm.learner.physics.cpu_priors import CpuMemoryPrior, CpuTimePrior
+from trappm.learner.physics.devices.known_devices import known_devices
 from trappm.learner.physics.graph_prior import GraphPrior
 from trappm.learner.physics.memory_prior import MemoryPrior
 from trappm.learner.physics.power.power_prior import PowerPrior
 from trappm.learner.physics.prior import Prior
 from trappm.learner.physics.step_time_prior import StepTimePrior
-from trappm.learner.workload import Array, FloatArray, Workload
+from trappm.learner.workload import Array, Workload
 from trappm.profiler.devices.catalogue import USABLE_SHARE
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import METRICS, OnProgress
@@ -151,21 +151,6 @@ class Heads:
             raise InputError("there are no labels of memory to predict what fits")
         return self.heads["memory_mib"].exceeding(workloads, USABLE_SHARE * capacity_mib)
 
-    def gradients(self, workloads: Sequence[Workload]) -> FloatArray:
-        """Return the gradients of all heads side by side, each metric with equal weight (n, g).
-
-        A workload that a head cannot predict has zeros there.
-        """
-        blocks = [np.zeros((len(workloads), 0), np.float32)]
-        for head in self.heads.values():
-            rows = [i for i, workload in enumerate(workloads) if _is_for(head, workload)]
-            if rows:
-                part = head.gradients([workloads[i] for i in rows])
-                block = np.zeros((len(workloads), part.shape[1]), np.float32)
-                block[rows] = part / max(float(np.linalg.norm(part, axis=1).mean()), 1e-9)
-                blocks.append(block)
-        return np.hstack(blocks)
-
     def tensors(self) -> dict[str, Tensor]:
         return joined_tensors(self.heads)
 
@@ -226,6 +211,7 @@ def train_heads(
     above: Array | None = None,
     errors: Array | None = None,
     spec: DeviceSpec | None = None,
+    similar: Tensor | None = None,
     init: DeviceHeads | None = None,
     on_progress: OnProgress = lambda done, total: None,
 ) -> DeviceHeads:
@@ -241,6 +227,7 @@ def train_heads(
             them, nor `errors`.
         errors: Relative standard errors of the targets (n, metrics).
         spec: Specification of the device; without one, kernels predict no step time.
+        similar: Step-time constants of the most similar card, where few labels are fitted from.
         init: Heads of another device, near which constants are refitted (TraPPM, Table V).
         on_progress: Called with the number of finished metrics, or of a network's steps.
 
@@ -266,7 +253,7 @@ def train_heads(
         values, limits = targets[:, at], bounds[:, at]
         rows = np.flatnonzero(~(np.isnan(values) & np.isnan(limits)))
         traced = np.array([workloads[i].kernels is not None for i in rows.tolist()])
-        prior = _prior(metric, spec, heads, kernels=2 * traced.sum() >= len(rows))
+        prior = _prior(metric, spec, similar, heads, kernels=2 * traced.sum() >= len(rows))
         if isinstance(prior, _NEED_KERNELS):
             rows = rows[traced]
         own = Targets(
@@ -293,6 +280,7 @@ def train_heads(
 def _prior(
     metric: str,
     spec: DeviceSpec | None,
+    similar: Tensor | None,
     heads: Mapping[str, Head[Prior]],
     *,
     kernels: bool,
@@ -302,13 +290,17 @@ def _prior(
     Args:
         metric: Column of the metric.
         spec: Specification of the device, if known.
+        similar: Step-time constants of the most similar card, if known (c).
         heads: Heads of the metrics that were trained before.
         kernels: Whether to use the labels' kernels.
     """
     times = heads.get("step_time_ms")
     if metric == "power_w" and kernels and times and isinstance(times.prior, StepTimePrior):
         return PowerPrior.with_times(times.prior)
-    return starting_prior(metric, spec, kernels=kernels)
+    prior = starting_prior(metric, spec, kernels=kernels)
+    if similar is not None and isinstance(prior, StepTimePrior):
+        return StepTimePrior(prior.spec, similar, between=known_devices().spreads)
+    return prior
 
 
 def _kind_of(prior: Prior) -> str:

@@ -21,7 +21,7 @@ from trappm.learner.estimator import Estimate, Model, Targets, joined_tensors, w
 from trappm.learner.gaussian_process import Coordinates
 from trappm.learner.physics.cpu_priors import CpuMemoryPrior, CpuTimePrior
 from trappm.learner.physics.device_specs import CPU, DeviceSpec
-from trappm.learner.physics.graph_prior import PRIORS, GraphPrior
+from trappm.learner.physics.graph_prior import GraphPrior
 from trappm.learner.physics.memory_prior import MemoryPrior
 from trappm.learner.physics.prior import Prior
 from trappm.learner.physics.step_time_prior import StepTimePrior
@@ -35,7 +35,7 @@ from trappm.learner.stats.calibration import (
     central_interval,
 )
 from trappm.learner.stats.folds import cluster_folds, grouped_folds
-from trappm.learner.workload import Array, BoolArray, FloatArray, IntArray, Workload
+from trappm.learner.workload import Array, BoolArray, IntArray, Workload
 from trappm.profiler.errors import InputError
 
 OF_KERNELS = (StepTimePrior, CpuTimePrior)
@@ -46,8 +46,7 @@ def starting_prior(metric: str, spec: DeviceSpec | None, *, kernels: bool) -> Pr
     """Return the prior of a metric on a device without labels.
 
     Args:
-        metric: Column of the metric, such as `memory_mib`. A metric without its own terms uses
-            those of step time.
+        metric: Column of the metric, such as `memory_mib`.
         spec: Specification of the device; None if the catalogue does not list it.
         kernels: Whether the workloads have kernels.
     """
@@ -55,15 +54,13 @@ def starting_prior(metric: str, spec: DeviceSpec | None, *, kernels: bool) -> Pr
         return CpuMemoryPrior() if spec is CPU else MemoryPrior.on(spec)
     if metric == "step_time_ms" and spec is not None and kernels:
         return CpuTimePrior() if spec is CPU else StepTimePrior(spec)
-    return GraphPrior(metric if metric in PRIORS else "step_time_ms")
+    return GraphPrior(metric)
 
 
 P = TypeVar("P", bound=Prior)
 
 SHARE_STEP = 0.05
 """Step between the shares of the source's residual that are tried."""
-RESIDUAL_DEVIATION = 0.08
-"""Deviation of the logarithm by the residual, for its weight among gradients."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,18 +106,6 @@ class Head(Generic[P]):
         if self.surprises is None or chances is None:
             return self.calibration.exceeding(gap / stated)
         return self.surprises.exceeding(self.calibration, gap, stated, *chances)
-
-    def gradients(self, workloads: Sequence[Workload]) -> FloatArray:
-        """Return the derivatives of the predicted logarithm (n, g).
-
-        They are by the prior's constants, in units of their deviation without labels, and by
-        weights on the residual's features.
-        """
-        features = self.prior.features(workloads)
-        deviation = np.repeat(np.sqrt(self.prior.feature_groups), self.prior.feature_groups)
-        deviation = deviation * np.maximum(features.std(axis=0), 1e-9)
-        scaled = RESIDUAL_DEVIATION * (features - features.mean(axis=0)) / deviation
-        return np.hstack([self.prior.sensitivities(workloads), scaled]).astype(np.float32)
 
     def learned(self, workloads: Sequence[Workload]) -> Array:
         """Return what is added to the prior's logarithm (n)."""

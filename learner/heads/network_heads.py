@@ -20,7 +20,7 @@ from trappm.learner.heads.predictions import (
 from trappm.learner.paper.estimators import embedded_vectors, paper_estimator
 from trappm.learner.paper.presets import HeadPreset
 from trappm.learner.paper.regressor import HeadNetwork, NetworkModel
-from trappm.learner.workload import Array, FloatArray, Workload
+from trappm.learner.workload import Array, Workload
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import METRICS, OnProgress
 
@@ -47,10 +47,6 @@ class NetworkHeads:
         """Predict n workloads; raise InputError for missing or wrong embeddings."""
         estimates = [head.predict(workloads) for head in self.heads.values()]
         return predictions_of(self.metrics, estimates, len(workloads))
-
-    def gradients(self, workloads: Sequence[Workload]) -> FloatArray:
-        """Return derivatives by the weights of the last layers, metric after metric (n, g)."""
-        return np.hstack([head.gradients(workloads) for head in self.heads.values()])
 
     def tensors(self) -> dict[str, Tensor]:
         return joined_tensors(self.heads)

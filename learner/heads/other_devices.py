@@ -171,6 +171,12 @@ def known_of_others() -> tuple[OtherDevices, list[dict[str, object]]]:
     return OtherDevices.from_tensors(load_file(FILE)), sources
 
 
+def similar_constants(card: str) -> Tensor | None:
+    """Return the step-time constants of the most similar card (c); None unless it is a GPU."""
+    others = known_of_others()[0]
+    return None if others.basis(card) is None else others.constants_of(card)
+
+
 def head_of(prior: Prior, errors: Calibration) -> Head[Prior]:
     """A head without residual, of these errors of the logarithm."""
     low, high = errors.interval()

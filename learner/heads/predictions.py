@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from trappm.learner.estimator import Estimate
-    from trappm.learner.workload import Array, BoolArray, FloatArray, Workload
+    from trappm.learner.workload import Array, BoolArray, Workload
     from trappm.profiler.records import StepSettings
 
 Z90 = 1.645
@@ -102,9 +102,6 @@ class DeviceHeads(Protocol):
 
     def predict(self, workloads: Sequence[Workload]) -> Predictions:
         """Predict n workloads; raise InputError if one lacks what the heads need."""
-
-    def gradients(self, workloads: Sequence[Workload]) -> FloatArray:
-        """Return derivatives of the predicted logarithms by what was learned (n, g)."""
 
     def tensors(self) -> dict[str, Tensor]:
         """Return everything learned, by name."""

@@ -180,12 +180,6 @@ class NetworkModel:
             outside=self.familiarity.outside(distance),
         )
 
-    def gradients(self, workloads: Sequence[Workload]) -> FloatArray:
-        """Return derivatives of outputs by the weights of the last layers (n, networks x width)."""
-        data = self._data(workloads)
-        rows = [_last_inputs(network, data, self.batch_nodes) for network in self.networks]
-        return np.hstack(rows) / np.float32(len(rows) ** 0.5)
-
     def _data(self, workloads: Sequence[Workload]) -> list[Data]:
         if not len(workloads):
             return []
@@ -377,18 +371,6 @@ def _operators(workloads: Sequence[Workload]) -> Array:
 
 def _at(data: Sequence[Data], rows: BoolArray) -> list[Data]:
     return [data[i] for i in np.flatnonzero(rows).tolist()]
-
-
-def _last_inputs(network: nn.Module, data: Sequence[Data], max_nodes: int) -> FloatArray:
-    """Return the last linear layer's inputs: the output's derivatives by its weights (n, width)."""
-    seen: list[Tensor] = []
-    last = [layer for layer in network.modules() if isinstance(layer, nn.Linear)][-1]
-    hook = last.register_forward_pre_hook(lambda _layer, inputs: seen.append(inputs[0]))
-    try:
-        _outputs(network, data, max_nodes)
-    finally:
-        hook.remove()
-    return torch.cat(seen).numpy()
 
 
 def _outputs(network: nn.Module, data: Sequence[Data], max_nodes: int) -> Array:

@@ -1,7 +1,6 @@
-"""Prior of any metric from terms of the graph alone.
+"""Prior of step time and power from terms of the graph alone.
 
-It explains metrics that nothing simulates, and step time and power where most workloads have no
-kernels. A new metric is an entry in `PRIORS` and `_TERMS`.
+It is for workloads without kernels, devices outside the catalogue, and power on CPU cores.
 
 Prior deviations are judgments: a factor of two (0.7) for the share of a peak that kernels of one
 kind reach, of three for launches, of twenty (3.0) for how devices differ altogether.
@@ -100,8 +99,6 @@ def convolution_scratch(graph: Graph) -> Array:
 
 FORWARD_SHARE = 1 / 3
 """Forward share of a training step: the backward pass has two products per forward product."""
-WORK = frozenset({"step_time_ms", "energy_j"})
-"""Metrics that are sums of work, of which inference does the forward pass only."""
 # The reference device: 1 TFLOP/s, 100 GB/s and 100 W. A training step does about three forward
 # passes, and each multiply-accumulate is two operations; 20 us for a node are for launches.
 # Round numbers: labels move all of them.
@@ -109,7 +106,6 @@ MS_PER_MAC = 3 * 2 / 1e12 * 1e3
 MS_PER_BYTE = 3 / 1e11 * 1e3
 MS_PER_NODE = 0.02
 MS_PER_STEP = 1.0
-J_PER_MS = 0.1
 
 NORMS = frozenset({"BatchNormalization", "LayerNormalization", "GroupNormalization",
                    "InstanceNormalization", "RMSNormalization", "LpNormalization"})  # fmt: skip
@@ -140,8 +136,6 @@ _WORK = PriorSpec(
 
 PRIORS: dict[str, PriorSpec] = {
     "step_time_ms": _WORK,
-    # Energy: the same work, at a power that differs less among kernels than their time does.
-    "energy_j": _WORK,
     # Idle power, and more of it the busier arithmetic and memory are.
     "power_w": PriorSpec(
         {
@@ -163,7 +157,7 @@ def term_matrix(graphs: Sequence[Graph], metric: str) -> Array:
 
 
 class GraphPrior(TermPrior):
-    """Prior of one metric from terms of the graph."""
+    """Prior of step time or power from terms of the graph."""
 
     def __init__(self, metric: str, log_constants: Array | None = None) -> None:
         """Raises KeyError for a metric without terms."""
@@ -179,7 +173,7 @@ class GraphPrior(TermPrior):
 
     def terms(self, workloads: Sequence[Workload]) -> Array:
         terms = term_matrix([workload.graph for workload in workloads], self.metric)
-        if self.metric in WORK:
+        if self.metric == "step_time_ms":  # inference does the forward pass only
             infers = np.array([w.phase is Phase.INFER for w in workloads], dtype=bool)
             terms[infers] *= FORWARD_SHARE
         return terms
@@ -309,12 +303,7 @@ def _power(t: _Totals) -> list[float]:
             50 * t.batch_size / (t.batch_size + 16)]  # fmt: skip
 
 
-def _energy(t: _Totals) -> list[float]:
-    return [J_PER_MS * term for term in _step_time(t)]
-
-
 _TERMS = {
     "step_time_ms": _step_time,
     "power_w": _power,
-    "energy_j": _energy,
 }

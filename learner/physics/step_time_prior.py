@@ -8,14 +8,15 @@ each term.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from trappm.learner.physics.device_fit import DeviceFit
 from trappm.learner.physics.device_specs import DeviceSpec
 from trappm.learner.physics.kernel_times import (
     SHARE_GROUPS,
@@ -30,9 +31,6 @@ from trappm.learner.physics.kernel_times import (
 from trappm.learner.physics.prior import Prior
 from trappm.learner.stats.folds import drawn_rows
 from trappm.learner.workload import Array, Workload
-
-if TYPE_CHECKING:
-    from trappm.learner.physics.devices.joint_fit import Distribution, Evidence
 
 # The form of the fit was chosen on folds of all published rows of step times
 # (docs/research/step_time_model.md); `research/priors/step_time.py` judges it. Round numbers.
@@ -51,9 +49,7 @@ class StepTimePrior(Prior):
         spec: DeviceSpec,
         constants: Tensor | None = None,
         learned_spreads: Tensor | None = None,
-        known: Distribution | None = None,
-        evidence: Sequence[Evidence] = (),
-        of_hosts: Mapping[str, Tensor] | None = None,
+        between: Tensor | None = None,
     ) -> None:
         """Set up the prior; `tensors` stores spec and constants only.
 
@@ -61,65 +57,40 @@ class StepTimePrior(Prior):
             spec: Specification of the device.
             constants: Constants (c; default: those without labels).
             learned_spreads: Spreads of the constants that labels taught (c).
-            known: Prior of the constants by other devices.
-            evidence: Single kernels of this device.
-            of_hosts: Constants by host, where labels came from several; elsewhere `constants`.
+            between: Spreads of the constants between devices (c), if they are another device's.
         """
         self.spec = spec
         self.constants = starting_constants() if constants is None else constants
         self.learned_spreads = learned_spreads
-        self.known = known
-        self.evidence = evidence
-        self.of_hosts = of_hosts or {}
-
-    @classmethod
-    def like_others(
-        cls, spec: DeviceSpec, known: Distribution, evidence: Sequence[Evidence] = ()
-    ) -> Self:
-        """Return the prior of a device without labels: others' constants, moved by its kernels."""
-        plain = cls(spec, known.centre, known=known, evidence=evidence)
-        return plain.refit([], np.zeros(0)) if evidence else plain
+        self.between = between
 
     def started_from(self, other: Self) -> Self:
         """Return this device with the constants of another, relative to its specification."""
-        known = None if self.known is None else replace(self.known, centre=other.constants)
-        return type(self)(self.spec, other.constants, known=known, evidence=self.evidence)
+        return type(self)(self.spec, other.constants, between=self.between)
 
     @property
     def feature_groups(self) -> tuple[int, ...]:
         return SHARE_GROUPS
 
     def log_values(self, workloads: Sequence[Workload]) -> Array:
-        result = np.zeros(len(workloads))
-        for rows, own, constants in self._by_host(workloads):
-            result[rows] = log_times(chunks_of(own, self.spec), constants, self.spec).numpy()
-        return result
+        if not len(workloads):
+            return np.zeros(0)
+        values: Array = log_times(
+            chunks_of(workloads, self.spec), self.constants, self.spec
+        ).numpy()
+        return values
 
     def logs_and_features(self, workloads: Sequence[Workload]) -> tuple[Array, Array]:
-        logs = np.zeros(len(workloads))
-        features = np.zeros((len(workloads), sum(self.feature_groups)))
-        for rows, own, constants in self._by_host(workloads):
-            with torch.no_grad():
-                chunks = [
-                    (times.total().log(), times.shares(terms))
-                    for terms in chunks_of(own, self.spec)
-                    for times in [times_of(terms, Lookup(constants), self.spec)]
-                ]
-            logs[rows], features[rows] = (
-                torch.cat(parts).numpy() for parts in zip(*chunks, strict=True)
-            )
+        if not len(workloads):
+            return np.zeros(0), np.zeros((0, sum(self.feature_groups)))
+        with torch.no_grad():
+            chunks = [
+                (times.total().log(), times.shares(terms))
+                for terms in chunks_of(workloads, self.spec)
+                for times in [times_of(terms, Lookup(self.constants), self.spec)]
+            ]
+        logs, features = (torch.cat(parts).numpy() for parts in zip(*chunks, strict=True))
         return logs, features
-
-    def _by_host(
-        self, workloads: Sequence[Workload]
-    ) -> Iterator[tuple[list[int], list[Workload], Tensor]]:
-        """Yield the workloads of each host: places, workloads and constants."""
-        rows: dict[str, list[int]] = {}
-        for i, workload in enumerate(workloads):
-            rows.setdefault(workload.host if workload.host in self.of_hosts else "", []).append(i)
-        for host, own in rows.items():
-            constants = self.of_hosts.get(host, self.constants)
-            yield own, [workloads[i] for i in own], constants
 
     def refit(
         self,
@@ -132,49 +103,29 @@ class StepTimePrior(Prior):
     ) -> Self:
         """Return the most probable constants: Student-t errors of the logarithm, Gaussian priors.
 
-        The spread of each group is learned, too; with `MANY_LABELS` it is that of `near`, and other
-        devices count no more. Lower bounds (`log_above`) hardly constrain a time and are unused.
+        With fewer than `MANY_LABELS`, constants of another device move as far as devices differ.
+        Otherwise the spread of each group is learned, too; with `MANY_LABELS` it is that of `near`.
+        Lower bounds (`log_above`) hardly constrain a time and are unused.
         """
-        from trappm.learner.physics.devices.joint_fit import Distribution, Evidence, JointFit
-
         known = np.flatnonzero(np.isfinite(log_values))
-        if self.known is not None and len(known) < MANY_LABELS:
-            return self._refit_with_others(self.known, workloads, log_values)
         if not len(known):
             return self
+        is_few = len(known) < MANY_LABELS
         if len(known) > MOST_LABELS:
             known = known[drawn_rows(len(known), MOST_LABELS)]
-        labels = np.asarray(log_values, dtype=np.float64)[known]
-        labelled = Evidence("", "", self.spec, [workloads[i] for i in known.tolist()], labels)
-        learned = near.learned_spreads if near is not None and len(known) >= MANY_LABELS else None
-        spread = spreads(tightness) if learned is None else learned
-        prior = Distribution.of_one(self.constants, spread)
-        fit = JointFit([labelled], prior, learns=learned is None)
-        return type(self)(self.spec, fit.constants(""), fit.distribution.device)
-
-    def _refit_with_others(
-        self, known: Distribution, workloads: Sequence[Workload], log_values: Array
-    ) -> Self:
-        """Fit constants to labels of any hosts and single kernels, with a prior by other devices.
-
-        An unknown host has the constants of the one with most labels.
-        """
-        from trappm.learner.physics.devices.joint_fit import Evidence, JointFit
-
-        hosts = np.array([workload.host for workload in workloads], dtype=np.str_)
-        names, counts = np.unique(hosts[np.isfinite(log_values)], return_counts=True)
-        labelled = Evidence("", "", self.spec, workloads, np.asarray(log_values, dtype=np.float64))
-        steps = [
-            replace(labelled.at((hosts == host) & np.isfinite(log_values)), host=f"steps {host}")
-            for host in names
-        ]
-        kernels = [replace(part, device="") for part in self.evidence]
-        if not steps and not kernels:
-            return self
-        fit = JointFit([*steps, *kernels], known)
-        of_hosts = {host: fit.constants("", f"steps {host}") for host in names.tolist()}
-        constants = of_hosts[names[np.argmax(counts)]] if of_hosts else fit.constants("")
-        return type(self)(self.spec, constants, None, known, self.evidence, of_hosts)
+        learned = near.learned_spreads if near is not None and not is_few else None
+        given = self.between if is_few else learned
+        fit = DeviceFit(
+            chunks_of([workloads[i] for i in known.tolist()], self.spec),
+            log_values[known],
+            self.spec,
+            centre=self.constants,
+            spreads=spreads(tightness) if given is None else given,
+            learns=given is None,
+        )
+        if is_few and self.between is not None:
+            return type(self)(self.spec, fit.constants, between=self.between)
+        return type(self)(self.spec, fit.constants, fit.spreads)
 
     def pass_share(self, workloads: Sequence[Workload]) -> Array:
         """Return the share of a training step that its forward and backward pass take (n).
@@ -192,15 +143,9 @@ class StepTimePrior(Prior):
         if not len(workloads):
             return np.zeros((0, len(self.constants)))
         _, jacobian = linear(chunks_of(workloads, self.spec), self.constants, self.spec)
-        values: Array = (jacobian * self._spreads).numpy()
+        deviations = spreads(1.0) if self.between is None else self.between
+        values: Array = (jacobian * deviations).numpy()
         return values
-
-    @property
-    def _spreads(self) -> Tensor:
-        """Spread of each constant before labels of this device (c)."""
-        if self.known is None:
-            return spreads(1.0)
-        return (self.known.device**2 + self.known.host**2).sqrt()
 
     def tensors(self) -> dict[str, Tensor]:
         numbers = [0.0 if value is None else value for value in asdict(self.spec).values()]

@@ -184,10 +184,8 @@ class Manifest(_Part):
     units: _ShortTexts
     feature_schema: _ShortTexts
     versions: _ShortTexts
-    errors: (
-        dict[str, dict[Phase, dict[_Metric, MetricErrors]] | dict[_Metric, MetricErrors]] | None
-    ) = None
-    """Errors by device and phase, or by device if phases were judged together."""
+    errors: dict[str, dict[Phase, dict[_Metric, MetricErrors]]] | None = None
+    """Errors by device and phase; equal for phases that were judged together."""
     sources: list[_Source] = []
     campaign: _Short | None = None
     compiled: dict[_Name, dict[Phase, CompiledRatio]] = {}
@@ -214,11 +212,6 @@ class Manifest(_Part):
     def to_json(self) -> dict[str, Any]:
         """Return the manifest as it was written, with unknown fields."""
         return self._json
-
-    def errors_by_phase(self, device: str) -> Mapping[Phase | None, Mapping[str, MetricErrors]]:
-        """Return the errors of a device by phase and metric; None is all phases together."""
-        of_device: Mapping[Any, Any] = (self.errors or {}).get(device, {})
-        return {None: of_device} if set(of_device) & set(METRICS) else of_device
 
 
 FORMAT = "trappm-snapshot"
@@ -342,10 +335,10 @@ def read_whole(folder: Path) -> tuple[Manifest, dict[str, bytes]]:
 
 
 def write_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
-    """Write a folder with these files at once; repair one that exists and is damaged.
+    """Write a folder with these files at once, unless it is already there.
 
     Raises:
-        SnapshotError: It cannot be written.
+        SnapshotError: It cannot be written, or the one that is there is damaged.
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -356,7 +349,9 @@ def write_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
 
 
 def damaged(place: str, reason: str) -> SnapshotError:
-    return SnapshotError(f"snapshot {place} is damaged: {reason}; pull or publish it again")
+    return SnapshotError(
+        f"snapshot {place} is damaged: {reason}; remove it, then pull or publish it again"
+    )
 
 
 def _write_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
@@ -373,19 +368,9 @@ def _write_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
         except OSError:
             if not (folder / MANIFEST).is_file():
                 raise
-            _mend(folder, unfinished)
+            read_whole(folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-
-
-def _mend(folder: Path, whole: Path) -> None:
-    """Move the files of a whole snapshot into a damaged folder of it."""
-    wanted = read_manifest(whole).id
-    with contextlib.suppress(SnapshotError):
-        if read_whole(folder)[0].id == wanted:
-            return
-    for path in sorted(whole.iterdir(), key=lambda path: path.name == MANIFEST):
-        path.replace(folder / path.name)
 
 
 def _remove_stale(registry: Path) -> None:

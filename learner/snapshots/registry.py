@@ -152,7 +152,7 @@ class Registry:
         return [x for x in self._names(f"{self._root}/{ALIASES}/{alias}") if _is_entry(x)]
 
     def push(self, folder: Path) -> str:
-        """Publish a snapshot's folder as a version and return its id; repair a damaged version.
+        """Publish a snapshot's folder as a version, or the rest of one, and return its id.
 
         Raises:
             SnapshotError: The folder is damaged, or the registry cannot be written.

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from trappm.learner.snapshots.manifest import Manifest
 from trappm.learner.snapshots.registry import Registry
 from trappm.profiler.errors import SnapshotError
-from trappm.profiler.records import Phase
 from trappm.profiler.text import number_text
 
 BOUND_PERCENT, LEAST_POINTS = 20.0, 1.0
@@ -141,17 +140,11 @@ def regressions(
 
 
 def mean_errors(manifest: Manifest) -> dict[HeadName, float]:
-    """Return mean absolute percentage errors by head.
-
-    Campaigns judge the phases of a device together; their errors count for each with heads.
-    """
-    errors_by_head: dict[HeadName, float] = {}
-    for device in manifest.errors or {}:
-        phases = list(manifest.heads.get(device, {})) or [Phase.TRAIN]
-        for phase, by_metric in manifest.errors_by_phase(device).items():
-            for metric, errors in by_metric.items():
-                if errors.mape is None:
-                    continue
-                for judged in phases if phase is None else [phase]:
-                    errors_by_head[device, judged, metric] = float(errors.mape)
-    return errors_by_head
+    """Return mean absolute percentage errors by head."""
+    return {
+        (device, phase, metric): float(errors.mape)
+        for device, phases in (manifest.errors or {}).items()
+        for phase, by_metric in phases.items()
+        for metric, errors in by_metric.items()
+        if errors.mape is not None
+    }

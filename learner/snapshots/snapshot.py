@@ -423,6 +423,4 @@ def _presets(preset: PresetEntry) -> tuple[EncoderPreset, HeadPreset]:
     def tuples(values: Mapping[str, Any]) -> dict[str, Any]:
         return {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
 
-    # The shipped manifest names the switch of a removed encoder, and its id depends on all keys.
-    encoder = {name: value for name, value in preset.encoder.items() if name != "masked"}
-    return EncoderPreset(**tuples(encoder)), HeadPreset(**tuples(preset.head))
+    return EncoderPreset(**tuples(preset.encoder)), HeadPreset(**tuples(preset.head))

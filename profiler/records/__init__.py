@@ -462,10 +462,7 @@ ADAPTIVE = Protocol(
 )
 """Stops when the median is known to 0.2 % or does not improve; for GPUs."""
 
-ADAPTIVE_THIRD = dataclasses.replace(ADAPTIVE, name="adaptive-third", power_share=1 / 3)
-"""`adaptive` with power for a third of the configurations, for campaigns."""
-
-PROTOCOLS = {protocol.name: protocol for protocol in (PAPER, QUICK, ADAPTIVE, ADAPTIVE_THIRD)}
+PROTOCOLS = {protocol.name: protocol for protocol in (PAPER, QUICK, ADAPTIVE)}
 
 
 def protocol_named(name: str) -> Protocol:

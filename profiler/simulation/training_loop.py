@@ -2,18 +2,16 @@
 
     zero_grad   frees the gradients, or keeps them
     backward    once for each micro-step; the second adds its gradients to those of the first
-    unscale     GradScaler, if there is one
-    clip        `clip_grad_norm_`, if gradients are clipped
     step        the optimizer: states in the first step, temporaries in every one
 
-The rules follow torch/optim, torch/amp/grad_scaler.py and torch/nn/utils/clip_grad.py; tests
-compare them with real allocations.
+The rules follow torch/optim; tests compare them with real allocations. What `GradScaler` and
+clipping allocate is left out: numbers of 512 bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import Protocol
@@ -26,10 +24,6 @@ Block = tuple[int, int]
 
 _SCALAR = 1
 """Size of a tensor with one number, in units of 512 bytes."""
-_CHUNK = 65_536 * 4 // 512
-"""Units of fp32 that one block of a kernel sums: `kChunkSize` in MultiTensorApply.cuh."""
-_NORMS = 128
-"""Norms in fp32 that fit into one unit."""
 
 
 class Memory(Protocol):
@@ -129,10 +123,6 @@ class TrainingLoop:
     """Forward and backward passes before each step of the optimizer."""
     set_to_none: bool = True
     """True if `zero_grad` frees the gradients, which is its default."""
-    gradient_scaler: bool = False
-    """True if a `GradScaler` scales the loss; it unscales before clipping."""
-    clip_gradients: bool = False
-    """Clipping by `clip_grad_norm_`."""
     cudnn_benchmark: bool = False
     """True if cuDNN searches for the fastest algorithm of each new convolution.
 
@@ -199,39 +189,9 @@ class TrainingLoop:
                 place among the parameters of the module.
             first: Whether this is the first step, which makes the states.
         """
-        fused = self.implementation is Implementation.FUSED
-        with ExitStack() as step:
-            if self.gradient_scaler:
-                if first:  # the scale, and for how many steps it has not grown
-                    _allocate(memory, [_SCALAR] * 2)
-                # What `update` reads at the end: whether a gradient is infinite.
-                step.enter_context(_passing(memory, [_SCALAR]))
-                with _passing(memory, [_SCALAR] * 3):
-                    pass
-            if self.clip_gradients:
-                self._clip(memory, [size for size in sizes if size])
-            if self.gradient_scaler and fused:
-                # The kernel unscales, unless it is done, and skips the step itself.
-                step.enter_context(_passing(memory, [_SCALAR] * (2 - self.clip_gradients)))
-            for group in self.parameter_groups:
-                own = [size for index in group.among(places) if (size := sizes[index])]
-                group.step(memory, own, first=first)
-
-    @staticmethod
-    def _clip(memory: Memory, sizes: Sequence[int]) -> None:
-        """Clip by all norms at once, CUDA's default for all implementations."""
-        if not sizes:
-            return
-        count, chunks = len(sizes), max(-(-size // _CHUNK) for size in sizes)
-        # The sums of chunks are seen on CUDA only (aten/src/ATen/native/cuda/ForeachReduceOp.cu).
-        with _passing(memory, [-(-count * chunks // _NORMS)]):
-            norms = _allocate(memory, [_SCALAR] * count)
-        with _passing(memory, [-(-count // _NORMS), _SCALAR]):  # stacked, and the total
-            pass
-        for norm in norms:
-            memory.free(norm)
-        with _passing(memory, [_SCALAR] * 4):  # the total and its coefficient
-            pass
+        for group in self.parameter_groups:
+            own = [size for index in group.among(places) if (size := sizes[index])]
+            group.step(memory, own, first=first)
 
 
 DEFAULT_LOOP = TrainingLoop()

@@ -22,15 +22,14 @@ import typer
 
 from research.data import data_folder
 from research.held_out import Array, held_out
+from research.priors.joint_fit import Evidence, SharedPrior
 from research.priors.other_devices import all_evidence
 from research.priors.step_time import IsHead, SeedCount, error_row, fit_head, groups_of
 from research.priors.steps import TRACES, Steps, Traces, learned_from, timm_steps
 from trappm.learner.physics.device_specs import DeviceSpec
-from trappm.learner.physics.devices.joint_fit import Evidence
 from trappm.learner.physics.kernel_terms import PASSES, PRODUCTS, STREAMS, terms_of
 from trappm.learner.physics.kernel_times import COPY_RATE, STEP_MS
 from trappm.learner.physics.prior import Prior, PriorSpec, TermPrior, fit_coefficients
-from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
 from trappm.profiler.simulation.kernel_profile import KernelKind
 
@@ -175,7 +174,7 @@ def main(
         pair: dict[str, Prior] = {}
         for own in (s for s in known if s.evidence.device == device):
             spec = own.evidence.spec
-            shipped = StepTimePrior.like_others(spec, common)
+            shipped = SharedPrior.like_others(spec, common)
             pair = {"511 constants": shipped}
             for spread in (0.3, 0.6):
                 pair[f"{len(NAMES)} terms, spread {spread}"] = FewTerms(spec, spread, centre)

@@ -22,6 +22,7 @@ from research.evaluation.label_files import read_labels, read_usable
 from research.evaluation.workbench import CORES, Workbench
 from research.held_out import Array, percent_errors
 from research.priors import IsWriting
+from research.priors.joint_fit import Distribution, Evidence, JointFit, SharedPrior
 from research.priors.kernel_sources import (
     NEUSIGHT_SHARES,
     PRODUCT_CARDS,
@@ -53,7 +54,6 @@ from trappm.learner.heads.other_devices import (
     write,
 )
 from trappm.learner.physics.device_specs import spec_of
-from trappm.learner.physics.devices.joint_fit import Distribution, Evidence, JointFit
 from trappm.learner.physics.memory_prior import MemoryPrior
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.stats.calibration import LEVELS, Calibration
@@ -140,7 +140,7 @@ def step_time_errors(
         common = like_nearest(fit, device, {s.evidence.device for s in known} - {device})
         for basis in (Basis.SPECIFICATION, *((Basis.KERNELS,) if own else ())):
             for steps in (s for s in known if s.evidence.device == device):
-                prior = StepTimePrior.like_others(
+                prior = SharedPrior.like_others(
                     steps.evidence.spec, common, own if basis is Basis.KERNELS else ()
                 )
                 for phase, logs in steps.errors(prior).items():
@@ -267,7 +267,7 @@ def shipped(
     steps = sorted({s.evidence.device for s in known})
     of_cards = {(Basis.STEPS, card): fit.constants(card) for card in steps}
     of_cards |= {
-        (Basis.KERNELS, card): StepTimePrior.like_others(
+        (Basis.KERNELS, card): SharedPrior.like_others(
             spec_of(card),
             like_nearest(fit, card, steps),
             [e for e in kernels if e.device == card],

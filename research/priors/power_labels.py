@@ -84,7 +84,7 @@ def prior_of(card: str) -> StepTimePrior:
         heads = load_snapshot(SHIPPED).heads["v100-16gb"][Phase.TRAIN].heads
         shipped: StepTimePrior = heads.heads["step_time_ms"].prior  # type: ignore[attr-defined]
         return StepTimePrior(spec_of(name), shipped.constants)
-    return StepTimePrior.like_others(spec_of(name), known_devices())
+    return StepTimePrior(spec_of(name), known_devices().centre)
 
 
 def zeus(path: Path, traces: Path) -> list[Rows]:

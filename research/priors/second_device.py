@@ -21,6 +21,7 @@ import typer
 from research.data import data_folder
 from research.held_out import held_out, percent_errors
 from research.priors import IsWriting
+from research.priors.joint_fit import Evidence, SharedPrior, write
 from research.priors.kernel_sources import published_kernels
 from research.priors.steps import (
     TRACES,
@@ -30,9 +31,8 @@ from research.priors.steps import (
     node_sheet_steps,
     some_timm_steps,
 )
-from trappm.learner.physics.devices.joint_fit import Evidence
-from trappm.learner.physics.devices.known_devices import write
 from trappm.learner.physics.step_time_prior import StepTimePrior
+from trappm.profiler.devices.catalogue import most_similar
 from trappm.profiler.records import Phase
 
 KERNEL_CARDS = ("a100-pcie-40gb", "a100-pcie-80gb", "p100-pcie-16gb")
@@ -55,6 +55,7 @@ def judge_v100(
     target = next(s for s in known if s.evidence.host.startswith(SOURCE))
     others = [s for s in known if s.evidence.device != target.evidence.device]
     spec = target.evidence.spec
+    models = sorted({s.evidence.device for s in others})
     rows = []
     for seed in range(seeds):
         test = held_out(target.architectures, seed)
@@ -69,11 +70,15 @@ def judge_v100(
             drawn = np.zeros(len(test), dtype=np.bool_)
             drawn[order[:count]] = True
             labels = target.evidence.at(drawn)
-            priors = {
-                f"{kernel_text}, from {start}": StepTimePrior.like_others(spec, constants, own)
+            priors: dict[str, StepTimePrior] = {
+                f"{kernel_text}, from {start}": SharedPrior.like_others(spec, constants, own)
                 for start, constants in (("all devices", common), ("A100", a100))
                 for kernel_text, own in (("", ()), (" and kernels", (of_v100,)))
             }
+            similar = fit.constants(str(most_similar(target.evidence.device, models)))
+            priors[", from the most similar card"] = StepTimePrior(
+                spec, similar, between=priors[", from A100"].between
+            )
             priors[", from the specification"] = StepTimePrior(spec)
             for start, prior in priors.items():
                 fitted = prior.refit(labels.workloads, labels.log_values)

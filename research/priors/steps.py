@@ -21,9 +21,9 @@ import typer
 from research.data import ROOT
 from research.held_out import Array, Chosen
 from research.importers import node_steps
+from research.priors.joint_fit import Distribution, Evidence, JointFit
 from research.snapshot.shipped_sheets import H100_FILES, our_labels
 from trappm.learner.physics.device_specs import known_spec, spec_of
-from trappm.learner.physics.devices.joint_fit import Distribution, Evidence, JointFit
 from trappm.learner.physics.kernel_times import spreads, starting_constants
 from trappm.learner.physics.prior import Prior
 from trappm.learner.stats.folds import content_groups

@@ -18,20 +18,22 @@ import torch
 from torch import nn
 
 from research.evaluation.benchmark import TEST_SHARE, Samples
+from research.replay.strategies import STUDIED, Lcmd, ReplayRequest, gradients_of
 from trappm.learner.acquisition import (
-    AcquisitionRequest,
+    STRATEGIES,
     Strategy,
     cold_start,
     strategy_named,
 )
 from trappm.learner.acquisition.pool_knowledge import PoolKnowledge, probability_above
-from trappm.learner.acquisition.request import Pick, explained
-from trappm.learner.acquisition.strategies import NEED_GRADIENTS, RandomChoice
+from trappm.learner.acquisition.request import AcquisitionRequest, Pick, explained
+from trappm.learner.acquisition.strategies import RandomChoice
 from trappm.learner.estimator import Estimate, Estimator, Model
 from trappm.learner.paper.training import torch_seeded
 from trappm.learner.physics.device_specs import DeviceSpec
 from trappm.learner.stats.errors import split_architectures
 from trappm.profiler.errors import InputError
+from trappm.profiler.text import nearest
 
 Array = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -92,7 +94,7 @@ class BmdalLcmd:
 
 def _network(points: torch.Tensor, request: AcquisitionRequest) -> nn.Module:
     """Train a network on the standardized logarithms of the labels."""
-    if request.log_values is None:
+    if not isinstance(request, ReplayRequest) or request.log_values is None:
         raise InputError("the network of bmdal-reg needs the values of the labels")
     known = np.isfinite(request.log_values)
     rows = torch.from_numpy(request.labelled[known])
@@ -115,7 +117,7 @@ def _network(points: torch.Tensor, request: AcquisitionRequest) -> nn.Module:
     return network
 
 
-JUDGED: tuple[Strategy, ...] = (BmdalLcmd(),)
+JUDGED: tuple[Strategy, ...] = (*STUDIED, BmdalLcmd())
 """Strategies that are evaluated in addition to those of a campaign."""
 
 
@@ -138,7 +140,13 @@ def named_strategy(name: str) -> Strategy:
     Raises:
         InputError: The name is unknown.
     """
-    return strategy_named(name, JUDGED)
+    for strategy in JUDGED:
+        if strategy.name == name:
+            return strategy
+    if name not in STRATEGIES:
+        known = [*STRATEGIES, *(strategy.name for strategy in JUDGED)]
+        raise InputError(f"no acquisition strategy {name!r}; {nearest(name, known)}")
+    return strategy_named(name)
 
 
 @dataclass(frozen=True)
@@ -228,13 +236,12 @@ class _View:
 
     def request(
         self, labelled: IntArray, budget: int, generator: np.random.Generator, strategy: str
-    ) -> AcquisitionRequest:
+    ) -> ReplayRequest:
         """Return the next request, with predictions of the pool only if needed."""
         capacity, estimate = self._bench.capacity, self._knowledge.estimates.get(self._bench.metric)
         gradients = uncertainty = None
-        find_gradients = getattr(self.model, "gradients", None)  # missing in tabular learners
-        if strategy in NEED_GRADIENTS and find_gradients is not None:
-            gradients = find_gradients(self._workloads)
+        if strategy == Lcmd.name and self.model is not None:
+            gradients = gradients_of(self.model, self._workloads)
         if strategy in NEED_PREDICTIONS and self.model is not None:
             own = self.model.predict(self._workloads)
             uncertainty = own.log_std_of_mean
@@ -242,7 +249,7 @@ class _View:
                 log_std = estimate.log_std if own.log_std is None else own.log_std
                 estimate = Estimate(own.median, log_std=log_std)
         values = self._bench.samples.values[self._pool[labelled]]
-        return AcquisitionRequest(
+        return ReplayRequest(
             embeddings=self._bench.embeddings[self._pool],
             static_features=self._static,
             labelled=labelled,

@@ -33,6 +33,13 @@ from research.evaluation.workbench import (
 )
 from research.held_out import held_out
 from research.importers.neusight import SOURCE as NEUSIGHT
+from research.priors.joint_fit import (
+    LEARNED_FROM,
+    Evidence,
+    HostedWorkload,
+    SharedPrior,
+    known_distribution,
+)
 from research.snapshot.shipped_sheets import (
     KERNELS_FILE,
     SEED,
@@ -47,8 +54,6 @@ from trappm.learner.heads.other_devices import OTHERS, known_of_others
 from trappm.learner.heads.predictions import TrainedHeads
 from trappm.learner.paper.presets import LAPTOP
 from trappm.learner.physics.device_specs import spec_of
-from trappm.learner.physics.devices.joint_fit import Evidence
-from trappm.learner.physics.devices.known_devices import LEARNED_FROM, known_devices
 from trappm.learner.physics.memory_prior import MemoryPrior
 from trappm.learner.physics.power.power_prior import LEARNED_FROM as POWER_LEARNED_FROM
 from trappm.learner.physics.prior import Prior
@@ -127,7 +132,7 @@ def _prior(sheet: Sheet, kernels: Evidence | None) -> Prior:
     prior = starting_prior(sheet.metric, spec, kernels=True)
     if isinstance(prior, StepTimePrior) and (kernels is not None or sheet.measured):
         own = () if kernels is None else (kernels,)
-        return StepTimePrior.like_others(spec, known_devices(), own)
+        return SharedPrior.like_others(spec, known_distribution(), own)
     return prior
 
 
@@ -259,8 +264,8 @@ def _timed(measurements: Sequence[Measurement], cache: StepCache, processes: int
         if step is not None and measurement.step_time_ms is not None:
             graph = Graph.empty(measurement.configuration.batch_size)
             host = f"{measurement.device} {measurement.environment.get('run', '')}"
-            workload = workload_of(measurement, graph, host=host, kernels=step.kernels)
-            rows.append((measurement, workload))
+            workload = workload_of(measurement, graph, kernels=step.kernels)
+            rows.append((measurement, HostedWorkload.of_host(workload, host)))
     return samples_of(rows, "step_time_ms")
 
 

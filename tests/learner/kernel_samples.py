@@ -1,7 +1,10 @@
 """Workloads of made-up kernels, without a model."""
 
 import numpy as np
+import torch
 
+from trappm.learner.physics.kernel_times import group_rows
+from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
 from trappm.profiler.records import Graph, MemoryFormat, Precision
 from trappm.profiler.simulation.kernel_profile import (
@@ -68,3 +71,17 @@ def network(random):
 def networks(count, seed=0):
     random = np.random.default_rng(seed)
     return [network(random) for _ in range(count)]
+
+
+ROWS = {group.name: rows for group, rows in group_rows()}
+"""Constants of each group of the step-time prior."""
+
+
+def moved(prior, seed, spread=0.3):
+    """Another device of the same kind."""
+    random = torch.from_numpy(np.random.default_rng(seed).normal(size=len(prior.constants)))
+    return StepTimePrior(prior.spec, prior.constants + spread * random)
+
+
+def error(prior, workloads, truth):
+    return float(np.mean(np.abs(prior.log_values(workloads) - truth)))

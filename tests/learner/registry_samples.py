@@ -11,7 +11,7 @@ from trappm.learner.snapshots.manifest import (
 
 def write_sample(
     registry, number=0, mape=5.0, size=1000, families=None, device="a100", phase="train",
-    metrics=("memory_mib",), judged_by_phase=True,
+    metrics=("memory_mib",),
 ):  # fmt: skip
     """A folder that a registry takes for a snapshot; returns its id."""
     errors = {metric: {"mape": mape} for metric in metrics}
@@ -22,7 +22,7 @@ def write_sample(
             "format": "trappm-snapshot",
             "format_version": 4,
             "created_at": f"2026-01-{number + 1:02}T00:00:00+00:00",
-            "errors": {device: {phase: errors} if judged_by_phase else errors},
+            "errors": {device: {phase: errors}},
             "heads": {device: {phase: head}},
             "source_device": device,
             "preset": {"name": "none", "encoder": {}, "head": {}},

@@ -22,12 +22,6 @@ def test_help_describes_every_function():
         assert getattr(trappm, name).__doc__.splitlines()[0] in text
 
 
-@pytest.mark.parametrize("name", ["estimate", "generate", "labels", "lookup", "predict_parallel"])
-def test_earlier_names_point_to_their_replacement(name):
-    with pytest.raises(AttributeError, match=f"trappm.{name} has moved; use trappm"):
-        getattr(trappm, name)
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -36,7 +30,6 @@ def test_earlier_names_point_to_their_replacement(name):
         ("folder/model.safetensors", "holds weights, not a step; export"),
         ("torchvision.models.resnet50", r"trappm.predict\(torchvision.models.resnet50\(\), "),
         ("torchvision.models.resnet50()", "or give a name: did you mean 'resnet50'"),
-        ("models/resnet.engine", "engine: engines are not predicted; give the ONNX file"),
     ],
 )
 def test_invalid_model_names_are_explained(name, message, tmp_path, monkeypatch, refused):

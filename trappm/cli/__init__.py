@@ -10,7 +10,6 @@ import errno
 import os
 import sys
 import traceback
-from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -49,36 +48,6 @@ app.add_typer(snapshot.app, name="snapshot", rich_help_panel=DATA)
 app.add_typer(store.app, name="store", rich_help_panel=DATA)
 for _extension in extension_modules("commands"):
     _extension.register(app)
-
-_MOVED = {
-    "fits": "trappm predict MODEL --device DEVICE",
-    "estimate": "trappm predict MODEL --breakdown",
-    "evaluate": "python -m research evaluate, in a clone",
-    "tune": "python -m research tune, in a clone",
-    "ui": "trappm serve --open",
-    "campaign watch": "trappm campaign status --follow",
-    "campaign list": "trappm campaign status",
-    "campaign explain": "trappm campaign report --choices",
-    "campaign retry": "trappm campaign resume --retry-failed",
-    "campaign replay": "python -m research replay, in a clone",
-    "pool status": "trappm pool build, which prints the counts",
-    "labels lookup": "trappm predict MODEL --labels",
-    "labels add": "trappm labels import",
-    "device": "trappm devices",
-    "device show": "trappm devices NAME",
-    "snapshot list": "trappm snapshot show",
-    "snapshot alias": "trappm snapshot push SNAPSHOT --alias NAME",
-    "snapshot rollback": "trappm snapshot push SNAPSHOT --alias NAME",
-    "snapshot diff": "trappm snapshot show, once per snapshot",
-    "snapshot verify": "trappm snapshot show, which checks every file",
-    "snapshot gc": "deleting folders of TRAPPM_HOME/snapshots",
-    "store check": "trappm store upgrade --check",
-    "store mend": "trappm store upgrade --check",
-    "--gpus": "trappm scale MODEL --gpus N",
-    "--nodes": "trappm scale MODEL --gpus N --per-node M",
-    "--strategy": "trappm scale MODEL --strategy ddp",
-}
-"""Earlier commands by their full name, and options, with what replaces them."""
 
 EXTRAS = {
     "campaign": (
@@ -140,8 +109,6 @@ def run(
         if not message or "\n" in message:  # no command was given: the message is the help text
             typer.echo(message, err=True, nl=bool(message))
             return 2
-        if message.startswith("No such") and (moved := _moved(arguments)):
-            return _fail(f"'{moved}' is gone; use {_MOVED[moved]}", 2, error, debug)
         context = getattr(error, "ctx", None)
         hint = f" (see: {context.command_path} --help)" if context else ""
         return _fail(f"{message}{hint}", 2, error, debug)
@@ -177,14 +144,6 @@ def _advice(error: ModuleNotFoundError, command: str) -> str | None:
     if extra == "campaign" and command == "serve":  # its extra includes that one
         extra = "serve"
     return f"this needs {module}, which is not installed: pip install 'trappm[{extra}]'"
-
-
-def _moved(arguments: Sequence[str]) -> str | None:
-    """Return the earlier command or option that is among arguments, or None."""
-    words = [word for word in arguments if not word.startswith("-")]
-    options = [word.partition("=")[0] for word in arguments if word.startswith("--")]
-    names = (" ".join(words[:2]), *words[:1], *options)
-    return next((name for name in names if name in _MOVED), None)
 
 
 def _fail(message: str, status: int, error: Exception, debug: bool) -> int:

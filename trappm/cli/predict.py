@@ -132,7 +132,7 @@ def predict(
             phase=phase,
             precision=each,
             memory_format=memory_format,
-            optimizer=_loop(optimizer, each, implementation, expandable, phase),
+            optimizer=_loop(optimizer, implementation, expandable, phase),
             accumulation=accumulation,
             execution="compile" if is_compiled else None,
             snapshot=snapshot,
@@ -269,7 +269,6 @@ def _batch_sizes(text: str | None) -> list[int | None]:
 
 def _loop(
     optimizer: str | None,
-    precision: str | None,
     implementation: str | None,
     expandable: bool,
     phase: str,
@@ -283,14 +282,13 @@ def _loop(
         return optimizer
     from trappm.prediction.training_loops import loop_of
     from trappm.profiler.errors import InputError
-    from trappm.profiler.records import Precision, member
+    from trappm.profiler.records import member
     from trappm.profiler.simulation.training_loop import Implementation
 
     if phase == "infer" and implementation is not None:
         raise InputError("--implementation is of training; leave it out with --phase infer")
-    arithmetic = member("precision", Precision, precision or Precision.FP32)
     return replace(
-        loop_of(optimizer or "sgd", arithmetic),
+        loop_of(optimizer or "sgd"),
         implementation=member("implementation", Implementation, implementation or "foreach"),
         expandable_segments=expandable,
     )

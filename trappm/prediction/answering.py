@@ -159,7 +159,7 @@ def simulated_answer(question: Question, subject: Subject, device: str, why: str
     batch_size = question.batch_size or subject.batch_size or 1
     traced = subject.traced_step(settings, phase, batch_size)
     given_loop, loop_remark = question.loop_for(subject, settings)
-    loop = given_loop or loop_of(settings.optimizer, settings.precision)
+    loop = given_loop or loop_of(settings.optimizer)
     process_mib = 0.0 if is_cpu_device(device) else process_memory_mib(device, phase)
 
     limit_mib = limit_of_step_mib(device, phase)
@@ -349,12 +349,12 @@ class _Inquiry:
 
         None if the loop is the usual one of its optimizer, or no step could be traced.
         """
-        loop, precision = self._loop, self._settings.precision
+        loop = self._loop
         if loop is not None and is_cpu_device(self.device):  # the allocator is that of CUDA
             loop = replace(loop, expandable_segments=False)
         if loop is None or (self._phase is Phase.INFER and not loop.expandable_segments):
             return None
-        usual = loop_of(loop.optimizer, precision)
+        usual = loop_of(loop.optimizer)
         steps = [(w.step, w.batch_size) for w in workloads if w.step is not None]
         if loop == usual or len(steps) < len(workloads):
             return None

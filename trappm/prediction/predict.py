@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from trappm.prediction.answer_cache import cached_predictions
-from trappm.prediction.models.subjects import refuse_foreign, size_kind, subject_of
+from trappm.prediction.models.subjects import size_kind, subject_of
 from trappm.prediction.prediction import Prediction
 from trappm.prediction.question import Question
 from trappm.profiler.errors import InputError
@@ -66,7 +66,7 @@ def predict(
         precision: `fp32`, `amp-fp16`, `amp-bf16` or `bf16` (default: that of most labels).
         memory_format: `contiguous` or `channels-last` (default: that of most labels).
         optimizer: `sgd`, `momentum`, `adam` or `adamw`; a class or an object of `torch.optim`; or
-            a `trappm.TrainingLoop`, which has clipping and fused optimizers, too (default: that of
+            a `trappm.TrainingLoop`, which has fused optimizers, too (default: that of
             most labels). An object that was made of a module's parameters is read by its groups.
         accumulation: Forward and backward passes per optimizer step, each of `batch_size` samples
             (default: that of the training loop, or 1).
@@ -98,7 +98,6 @@ def predict(
         InputError: A wrong setting, or a size or inputs that the model cannot have.
         UnsupportedModelError: The model cannot be traced; with the reason.
     """
-    refuse_foreign(model)
     if not isinstance(model, str | Path) and not hasattr(model, "forward"):
         raise InputError(
             f"the model is a {type(model).__name__}; give one model to predict(), or a list of "
@@ -206,13 +205,11 @@ def compare(
     Raises:
         TrappmError: As `predict`.
     """
-    refuse_foreign(models)
     is_one = isinstance(models, str | Path) or hasattr(models, "forward")
     named: list[Any] = [models] if is_one else list(cast("Sequence[Any]", models))
     if not named:
         raise InputError("the list of models is empty")
     for model in named:  # all names before the first model is traced
-        refuse_foreign(model)
         if isinstance(model, str) and not is_file(model):
             refuse_unknown(model)
     questions = [

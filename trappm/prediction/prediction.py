@@ -205,7 +205,7 @@ class Prediction(MemoryAnswer):
     def break_down(self, traced: TracedStep) -> MemoryBreakdown:
         """Return the parts of the memory at its peak, from the traced step."""
         phase = Phase(self.phase)
-        loop = self.loop or loop_of(self.optimizer, Precision(self.precision))
+        loop = self.loop or loop_of(self.optimizer)
         places = traced.trace.parameter_places.tolist()
         memory, fixed = simulate_memory(traced.trace, self.batch_size, loop), {}
         if self.memory_mib is not None and not is_cpu_device(self.device):

@@ -80,7 +80,7 @@ class Question:
         self.execution = member("execution", Execution, execution)
         loop = None
         if optimizer is not None:
-            loop = loop_of(optimizer, self._given.get("precision", Precision.FP32))
+            loop = loop_of(optimizer)
             self._given["optimizer"] = loop.optimizer
         self.optimizer: Optimizer | None = self._given.get("optimizer")
         self.accumulation = 1 if loop is None else loop.accumulation_steps
@@ -248,7 +248,7 @@ class Question:
         """
         loop = self._loop
         if loop is None and self.accumulation > 1:
-            loop = loop_of(settings.optimizer, settings.precision)
+            loop = loop_of(settings.optimizer)
             loop = replace(loop, accumulation_steps=self.accumulation)
         if loop is None or self._optimizer is None or self.phase is Phase.INFER:
             return loop, None

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from trappm.profiler.errors import InputError
-from trappm.profiler.records import Optimizer, Precision
+from trappm.profiler.records import Optimizer
 from trappm.profiler.simulation.training_loop import Implementation, ParameterGroup, TrainingLoop
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def loop_of(
-    optimizer: str | torch.optim.Optimizer | type | TrainingLoop | object, precision: Precision
+    optimizer: str | torch.optim.Optimizer | type | TrainingLoop | object,
 ) -> TrainingLoop:
     """Return the training loop of an optimizer, as PyTorch runs it by default.
 
@@ -28,14 +28,12 @@ def loop_of(
 
     Args:
         optimizer: A name in any case, a class or an object of `torch.optim`, or the loop itself.
-        precision: Precision of the step; `amp-fp16` has a gradient scaler.
 
     Raises:
         InputError: The optimizer is unknown.
     """
     if isinstance(optimizer, TrainingLoop):
         return optimizer
-    has_scaler = precision is Precision.AMP_FP16
     if isinstance(optimizer, str):
         if optimizer.lower() not in list(Optimizer):
             raise _unknown(repr(optimizer))
@@ -45,9 +43,9 @@ def loop_of(
     else:
         groups = [(_group_of(optimizer, group), group["params"]) for group in _groups(optimizer)]
         most, _ = max(groups, key=lambda pair: sum(p.numel() for p in pair[1]))
-        return _with_kind(TrainingLoop(gradient_scaler=has_scaler), most)
+        return _with_kind(TrainingLoop(), most)
     decays = kind is Optimizer.ADAMW
-    return TrainingLoop(optimizer=kind, weight_decay=decays, gradient_scaler=has_scaler)
+    return TrainingLoop(optimizer=kind, weight_decay=decays)
 
 
 def loop_for(

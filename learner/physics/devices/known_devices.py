@@ -1,41 +1,35 @@
 """Constants of GPUs without labels, learned from published steps and kernels.
 
-`known_devices.safetensors` is written by `python -m research fit-priors step-time`, from the
-sources of `LEARNED_FROM`. The V100's heads of the shipped snapshot start from it; heads of
-campaigns start from the specification (`starting_prior`).
+`known_devices.safetensors` is written by `python -m research fit-priors step-time`; the V100's
+heads of the shipped snapshot start from it. Heads of campaigns start from the most similar card
+(`learner.heads.other_devices`) and move as far as devices differ.
 """
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from safetensors.torch import load_file, save_file
-
-from trappm.learner.physics.devices.joint_fit import Distribution
+from safetensors.torch import load_file
+from torch import Tensor
 
 FILE = Path(__file__).parent / "known_devices.safetensors"
-LEARNED_FROM = (
-    (
-        "nodes/pgb_torchvision_step.csv",
-        "pytorch-gpu-benchmark, other cards",
-        "MIT",
-        181,
-    ),
-    ("rtx3090_train_step_amp_nchw.csv", "timm, RTX 3090", "Apache-2.0", 248),
-    ("nodes/neusight_kernels_fp32_other_gpus.csv.gz", "neusight, P100", "MIT", 97),
-)
-"""File, source, licence and number of labels of what the distribution was learned from."""
+
+
+@dataclass(frozen=True, eq=False)
+class KnownDevices:
+    """Constants of step times that known devices have in common."""
+
+    centre: Tensor
+    """Mean of the constants (c)."""
+    spreads: Tensor
+    """Deviation of the constants of a device and its host (c)."""
 
 
 @cache
-def known_devices() -> Distribution:
-    """Return the distribution of constants that comes with the package."""
+def known_devices() -> KnownDevices:
+    """Return the constants that come with the package."""
     tensors = load_file(FILE)
-    return Distribution(**{field.name: tensors[field.name] for field in fields(Distribution)})
-
-
-def write(distribution: Distribution, path: Path = FILE) -> None:
-    tensors = {f.name: getattr(distribution, f.name).contiguous() for f in fields(Distribution)}
-    save_file(tensors, path)
+    spreads = (tensors["device"] ** 2 + tensors["host"] ** 2).sqrt()
+    return KnownDevices(tensors["centre"], spreads)

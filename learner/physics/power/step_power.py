@@ -137,7 +137,7 @@ class StepPower:
 def _of_other_cards(card: str) -> StepTimePrior:
     from trappm.learner.physics.devices.known_devices import known_devices
 
-    return StepTimePrior.like_others(spec_of(card), known_devices())
+    return StepTimePrior(spec_of(card), known_devices().centre)
 
 
 def _interval(values: Array) -> Interval:

@@ -62,7 +62,7 @@ def test_pages_and_examples_measure_gpus_as_the_preset_does():
         assert "cluster/presets/gpu.yaml" in (ROOT / page_of_it).read_text()
 
 
-HOW = {"protocol", "learner", "strategy", "canary"}
+HOW = {"protocol", "power_share", "learner", "strategy", "canary"}
 """Parts of a campaign file that say how GPUs are measured and learned."""
 
 
@@ -100,6 +100,10 @@ def test_the_power_share_names_a_protocol_unless_it_is_the_default():
     assert parse({**small(), "protocol": own}).measuring_protocol.name == "mine-62f3b08d"
     third = parse({**small(), "protocol": {**own, "power_share": 0.33}}).measuring_protocol
     assert third.name not in ("mine", "mine-62f3b08d")
+    assert parse({**small(), "protocol": own, "power_share": 0.33}).measuring_protocol == third
+    share = parse({**small(), "protocol": "adaptive", "power_share": 1 / 3}).measuring_protocol
+    assert (share.name[:9], share.power_share) == ("adaptive-", 1 / 3)
+    assert parse({**small(), "power_share": 1.0}).measuring_protocol.name == "quick"
 
 
 def test_the_laptop_pool_covers_all_families():
@@ -150,7 +154,9 @@ def test_the_transformers_pool_covers_all_options_and_several_models_per_family(
         ({"protocol": {"name": "mine", "power_share": 1.5}}, "from 0 to 1"),
         ({"learner": "labtop"}, "labtop"),
         ({"strategy": "randon"}, "randon"),
-        ({"strategy": "coreset"}, "there are: ours,"),  # judged, not offered
+        ({"strategy": "facility"}, "'facility' is not offered; write strategy: ours"),
+        ({"strategy": "ours-per-second"}, "write strategy: ours and cost: true"),
+        ({"strategy": "random", "cost": True}, "cost: true needs strategy: ours, not random"),
         ({"pool": {"groups": []}}, "no groups"),
         ({"pool": {"groups": [{"architecture": ["a"]}]}}, "pool.groups.0.architecture: unknown"),
         ({"pool": {"name": "paper", "groups": []}}, "groups, not both"),

@@ -60,7 +60,7 @@ def test_unsuccessful_transfer_is_not_published(learner, tmp_path, monkeypatch):
     assert names == ["step_time_ms"]
     assert heads.heads["memory_mib"] is transferred.heads["memory_mib"]
     assert heads.heads["step_time_ms"] is scratch.heads["step_time_ms"]
-    errors = snapshot.manifest.errors_by_phase("cpu-1t")[None]
+    errors = snapshot.manifest.errors["cpu-1t"]["train"]
     from_scratch = learner.training.transfer["cpu-1t"]["step_time_ms"].from_scratch
     assert errors["step_time_ms"].mape == pytest.approx(from_scratch)
 
@@ -71,5 +71,5 @@ def test_successful_transfer_is_published(learner, tmp_path, monkeypatch):
     notes, snapshot = published(learner, tmp_path / "won")
     assert notes == ()
     transferred = learner.training.transfer["cpu-1t"]["step_time_ms"].transferred
-    errors = snapshot.manifest.errors_by_phase("cpu-1t")[None]
+    errors = snapshot.manifest.errors["cpu-1t"]["train"]
     assert errors["step_time_ms"].mape == pytest.approx(transferred)

@@ -1,6 +1,5 @@
 """Acquisition: what is never picked, that the algebra is right, and that it beats chance."""
 
-from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -18,7 +17,7 @@ from trappm.learner.acquisition import (
 from trappm.learner.acquisition.embedding_space import NOISE_VARIANCE, embedding_features
 from trappm.learner.acquisition.pool_covariance import LANDMARKS, PoolPosterior
 from trappm.learner.acquisition.pool_knowledge import PoolKnowledge, probability_above
-from trappm.learner.acquisition.pool_variance import taught_by_bounds
+from trappm.learner.acquisition.pool_variance import PoolReduction, taught_by_bounds
 from trappm.learner.acquisition.strategies import Representation
 from trappm.learner.gaussian_process import matern32
 from trappm.learner.physics.device_specs import spec_of
@@ -45,7 +44,6 @@ def request(n=60, seed=0, count=8, **options):
         "candidates": np.arange(n),
         "count": count,
         "generator": np.random.default_rng(seed + 1),
-        "families": [f"family {k}" for k in cluster],
         "covariances": [PoolCovariance(generator.normal(0, 1, (n, 10)).astype(np.float32), 0.1)],
         "uncertainty": generator.uniform(0.5, 1.5, n),
     }
@@ -58,8 +56,26 @@ def unlabelled(**options):
     return request(labelled=none, **options)
 
 
-def picks_of(name, query):
-    return [pick.index for pick in strategy_named(name).select(query)]
+def picks_of(name, query, **options):
+    return [pick.index for pick in strategy_named(name, **options).select(query)]
+
+
+def picks_by(strategy, query):
+    return [pick.index for pick in strategy.select(query)]
+
+
+def represented_best(query):
+    """Greedy picks by `Representation` alone, which is facility location."""
+    pool, chosen = Representation(query.points, query.known, np.random.default_rng(0)), []
+    for _ in range(query.count):
+        gains = pool.gains()
+        gains[[*query.known, *chosen]] = -1.0
+        chosen.append(int(np.argmax(gains)))
+        pool.learn(chosen[-1])
+    return chosen
+
+
+VARIANCE_ALONE = PoolReduction("variance of the covariances alone")
 
 
 def full_covariance(query):
@@ -152,14 +168,15 @@ def test_picks_report_their_reasons():
 def test_invalid_requests_are_refused():
     for name, message in (
         ("randon", "did you mean 'random'"),
-        ("bmdal-lcmd-gradients", "no acquisition strategy 'bmdal-lcmd-gradients'"),  # only judged
+        ("facility", "strategy 'facility' is not offered; write strategy: ours"),
+        ("ours-per-second", "write strategy: ours and cost: true"),
     ):
         with pytest.raises(InputError, match=message):
             strategy_named(name)
     with pytest.raises(InputError, match="asked for"):
         request(count=10, candidates=np.arange(5))
-    with pytest.raises(InputError, match="needs the families"):
-        picks_of("stratified", request(families=None))
+    with pytest.raises(InputError, match="cost: true needs strategy: ours, not variance"):
+        strategy_named("variance", cost=True)
 
 
 # What each strategy is about.
@@ -181,48 +198,6 @@ def test_uncertainty_picks_the_most_uncertain_and_needs_heads():
     assert doubt[picked].min() > doubt[left].max()
     with pytest.raises(InputError, match="begin with another"):
         picks_of("uncertainty", request(uncertainty=None))
-
-
-def test_stratified_picks_give_each_family_its_share():
-    families = ["large"] * 40 + ["small"] * 20
-    query = unlabelled(families=families, count=12)
-    drawn = [families[i] for i in picks_of("stratified", query)]
-    assert drawn.count("large") == 8
-    spent = replace(query, labelled=np.arange(8), count=4)
-    assert [families[i] for i in picks_of("stratified", spent)] == ["small"] * 4
-
-
-def test_clusters_start_in_every_family():
-    families = [f"family {i % 4}" for i in range(60)]
-    drawn = Counter(families[i] for i in picks_of("clusters", unlabelled(families=families)))
-    assert drawn == dict.fromkeys(families, 2)
-
-
-def test_lcmd_agrees_with_bmdal_reg(monkeypatch):
-    """The reference peer, on the same vectors."""
-    pytest.importorskip("bmdal_reg")
-    monkeypatch.setattr(np, "Inf", np.inf, raising=False)  # bmdal_reg is older than NumPy 2
-    import torch
-    from bmdal_reg.bmdal.algorithms import select_batch
-    from bmdal_reg.bmdal.feature_data import TensorFeatureData
-
-    query = request(n=200, count=12)
-    points = torch.from_numpy(query.points)
-    theirs, _ = select_batch(
-        batch_size=12,
-        models=[torch.nn.Identity()],
-        data={
-            "train": TensorFeatureData(points[query.known]),
-            "pool": TensorFeatureData(points[query.open]),
-        },
-        y_train=None,
-        base_kernel="linear",
-        kernel_transforms=[],
-        selection_method="lcmd",
-        sel_with_train=True,
-    )
-    ours = picks_of("lcmd-gradients", replace(query, gradients=query.points))
-    assert query.open[theirs.numpy()].tolist() == ours
 
 
 # Ours.
@@ -251,10 +226,10 @@ def test_runs_that_will_fail_are_not_picked():
     assert set(picks_of("ours", replace(query, failure=borderline))) & set(first)
 
 
-def test_per_second_strategy_buys_cheaper_runs():
+def test_gains_per_second_buy_cheaper_runs():
     cost = np.exp(np.random.default_rng(8).normal(0, 1, 60))
     query = request(covariances=[of_metric()], predicted_cost=cost, count=10)
-    plain, cheap = (sum(cost[picks_of(n, query)]) for n in ("ours", "ours-per-second"))
+    plain, cheap = (sum(cost[picks_of("ours", query, cost=paid)]) for paid in (False, True))
     assert cheap < plain / 2
 
 
@@ -306,9 +281,9 @@ def test_variance_alone_decides_on_a_second_device():
     """What is left there is a difference, which the neighbourhood of a label says little of."""
     query = unlabelled(covariances=[of_metric()], count=10)
     taught = replace(query, taught=True)
-    assert picks_of("ours", taught) == picks_of("variance-heads", query) != picks_of("ours", query)
+    assert picks_of("ours", taught) == picks_by(VARIANCE_ALONE, query) != picks_of("ours", query)
     networks = replace(taught, covariances=())
-    assert picks_of("ours", networks) == picks_of("facility", query)
+    assert picks_of("ours", networks) == represented_best(query)
     assert "representation" not in strategy_named("ours").select(taught)[0].reason
 
 
@@ -350,10 +325,10 @@ def test_representation_gains_equal_the_change_of_the_sum(seed, known):
 
 def test_learned_heads_use_representation_only():
     query = request(covariances=(), count=12)
-    assert picks_of("ours", query) == picks_of("facility", query)
-    sure = np.where(np.isin(np.arange(60), picks_of("facility", query)), 0.999999, 0.0)
+    assert picks_of("ours", query) == represented_best(query)
+    sure = np.where(np.isin(np.arange(60), represented_best(query)), 0.999999, 0.0)
     guarded = replace(query, failure=sure)
-    assert not set(picks_of("ours", guarded)) & set(picks_of("facility", query))
+    assert not set(picks_of("ours", guarded)) & set(represented_best(query))
 
 
 def test_picks_report_variance_and_representation():
@@ -376,8 +351,8 @@ def test_picks_combine_variance_and_representation():
         n=30, embeddings=places[place].astype(np.float32), static_features=np.ones((30, 1)),
         covariances=[PoolCovariance(features, 0.1)], count=1,
     )  # fmt: skip
-    assert picks_of("variance-heads", query) == [27]
-    assert picks_of("facility", query)[0] < 20
+    assert picks_by(VARIANCE_ALONE, query) == [27]
+    assert represented_best(query)[0] < 20
     assert picks_of("ours", query) == [22]
 
 
@@ -386,7 +361,7 @@ def test_variance_decides_where_representation_is_zero():
     ones = np.ones((60, 12), np.float32)
     covariance = of_metric()
     query = request(embeddings=ones, static_features=np.ones((60, 6)), covariances=[covariance])
-    assert picks_of("ours", query) == picks_of("variance-heads", query)
+    assert picks_of("ours", query) == picks_by(VARIANCE_ALONE, query)
 
 
 @given(seed=st.integers(0, 2**32 - 1))
@@ -460,7 +435,9 @@ def test_a_second_device_is_uncertain_in_how_devices_differ(traced):
     """Of step times that kernels explain; of graphs and memory nothing of the kind is known."""
     metrics = ("step_time_ms", "memory_mib")
     plain, second = known(traced, metrics), known(traced, metrics, others=known_devices())
-    moves = StepTimePrior.like_others(spec_of("a100"), known_devices()).sensitivities(traced)
+    devices = known_devices()
+    start = StepTimePrior(spec_of("a100"), devices.centre, between=devices.spreads)
+    moves = start.sensitivities(traced)
 
     def left_of(known):
         features = known.covariances["step_time_ms"].features
@@ -476,7 +453,7 @@ def test_a_second_device_is_uncertain_in_how_devices_differ(traced):
 
 def test_rows_of_the_pool_keep_their_estimates(traced):
     rows = np.array([7, 2])
-    whole = known(traced, ("step_time_ms", "memory_mib", "energy_j"))
+    whole = known(traced, ("step_time_ms", "memory_mib"))
     part = whole.of_rows(rows)
     assert set(part.covariances) == {"step_time_ms", "memory_mib"}
     for metric, covariance in whole.covariances.items():

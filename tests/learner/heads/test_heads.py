@@ -197,26 +197,6 @@ def test_wrong_shapes_and_values_are_refused(zoo, measure, small):
         train_heads(workloads, np.full((6, 3), np.nan), **good)
 
 
-def test_gradients_agree_with_finite_differences(trained, zoo):
-    """By finite differences; each metric has the same say, and the residual's features some."""
-    heads = trained[0]
-    workloads, _ = zoo.workloads(range(6))
-    rows = heads.gradients(workloads)
-    head = heads.heads[heads.metrics[0]]
-    prior, width = head.prior, head.prior.sensitivities([]).shape[1]
-    step, moved = 1e-4, []
-    for constant in range(width):
-        by = np.zeros(width)
-        by[constant] = step
-        other = prior.with_constants(prior.log_constants + prior.spec.root() @ by)
-        moved.append((other.log_values(workloads) - prior.log_values(workloads)) / step)
-    ratio = rows[:, :width] / np.where(np.abs(np.array(moved).T) > 1e-3, np.array(moved).T, np.nan)
-    assert np.nanmin(ratio) == pytest.approx(np.nanmax(ratio), rel=0.02)
-    of_residual = rows[:, width : width + sum(head.prior.feature_groups)]
-    assert of_residual.std(axis=0).max() > 0
-    assert np.isfinite(rows).all()
-
-
 def test_progress_counts_metrics(zoo, measure, small):
     seen = []
     rows = np.arange(0, 30, 3)

@@ -102,20 +102,6 @@ def test_progress_rises_to_the_steps_of_all_networks(zoo, measure, networks):
     assert seen[-1][0] == seen[-1][1] == count * networks.head.steps
 
 
-def test_gradients_are_those_of_the_last_layers(trained, zoo):
-    workloads, _ = zoo.workloads(range(5))
-    rows = trained.gradients(workloads)
-    width = trained.preset.hidden[-1]
-    head = trained.heads["step_time_ms"]
-    assert rows.shape == (5, len(trained.metrics) * len(head.networks) * width)
-    outputs = []
-    for number, network in enumerate(head.networks):
-        own = rows[:, number * width : (number + 1) * width] * np.sqrt(len(head.networks))
-        outputs.append(own @ network.output.weight[0].numpy() + float(network.output.bias[0]))
-    logs = head.scales.center + head.scales.scale * np.mean(outputs, axis=0)
-    np.testing.assert_allclose(np.exp(logs), head.predict(workloads).median, rtol=1e-4)
-
-
 def test_intervals_contain_the_mean(trained, zoo):
     p = trained.predict(zoo.workloads(range(96))[0])
     assert np.all((p.low < p.median) & (p.median < p.high))

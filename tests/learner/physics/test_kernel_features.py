@@ -37,7 +37,7 @@ SPEC = DeviceSpec(300.0, 20.0, 1500.0, 40.0, 100, tf32_tflops=150.0)
 STEP_TIMES = StepTimePrior(SPEC, torch.zeros_like(starting_constants()))
 POWER = PowerPrior(STEP_TIMES, np.ones(6))
 PRIORS = {
-    "graph": [GraphPrior(metric) for metric in ("step_time_ms", "power_w", "energy_j")],
+    "graph": [GraphPrior(metric) for metric in ("step_time_ms", "power_w")],
     "memory": [MemoryPrior(), CpuMemoryPrior()],
     "kernels": [STEP_TIMES, CpuTimePrior(), POWER],
 }

@@ -135,7 +135,7 @@ def test_cpu_processes_start_small(traced):
 
 
 @pytest.mark.parametrize(
-    "prior", [MemoryPrior(), MemoryPrior(loop=Loop.TUNED), GraphPrior("energy_j")]
+    "prior", [MemoryPrior(), MemoryPrior(loop=Loop.TUNED), GraphPrior("step_time_ms")]
 )
 def test_priors_are_restored_from_tensors_and_damage_is_refused(prior, traced):
     shift = np.linspace(-0.5, 0.5, len(prior.log_constants))

@@ -153,7 +153,6 @@ def test_campaign_heads_learn_power_from_kernels_and_step_times(profiles):
     assert power.max() > 2.5 * power.min()
     again = heads_from_tensors(LAPTOP.head, heads.settings(), heads.tensors())
     assert np.array_equal(again.predict(rows).median, got.median)
-    assert np.isfinite(heads.gradients(rows)).all()
     assert heads.predict([]).median.shape == (0, len(got.metrics))
     # Another device begins with its constants, and has its own times.
     prior = heads.heads["power_w"].prior
@@ -182,7 +181,6 @@ def test_step_time_uses_kernels_if_most_labels_have_them(profiles, untraced, kin
     assert isinstance(heads.heads["step_time_ms"].prior, kind)
     if kind is StepTimePrior:
         assert heads.predict(rows).metrics == ()
-        assert not heads.gradients(rows[:untraced]).any()
     assert heads.predict(known).metrics == ("step_time_ms",)
 
 

@@ -7,13 +7,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_samples import networks, workload
+from kernel_samples import ROWS, error, moved, networks, workload
 
-from research.priors.kernel_calls import DataType, KernelCall, Operator, kernel_evidence
 from trappm.learner.physics.device_specs import CPU, known_spec, spec_of
-from trappm.learner.physics.devices.joint_fit import Distribution, Evidence, JointFit
 from trappm.learner.physics.devices.known_devices import known_devices
-from trappm.learner.physics.kernel_times import group_rows, spreads, starting_constants
+from trappm.learner.physics.kernel_times import spreads
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
@@ -24,18 +22,7 @@ from trappm.profiler.static_profile import kernel_profile
 
 torch.set_num_threads(1)
 
-ROWS = {group.name: rows for group, rows in group_rows()}
 A100, RTX, V100 = spec_of("a100"), spec_of("rtx3090"), spec_of("v100")
-
-
-def moved(prior, seed, spread=0.3):
-    """Another device of the same kind."""
-    random = torch.from_numpy(np.random.default_rng(seed).normal(size=len(prior.constants)))
-    return StepTimePrior(prior.spec, prior.constants + spread * random)
-
-
-def error(prior, workloads, truth):
-    return float(np.mean(np.abs(prior.log_values(workloads) - truth)))
 
 
 @pytest.mark.parametrize(
@@ -150,12 +137,16 @@ def test_labels_that_are_only_bounds_are_ignored():
 
 def along(prior, by):
     """The prior with constants moved by these numbers of their deviations."""
-    constants = prior.constants + torch.from_numpy(by) * prior._spreads
-    return StepTimePrior(prior.spec, constants, known=prior.known)
+    deviations = spreads(1.0) if prior.between is None else prior.between
+    constants = prior.constants + torch.from_numpy(by) * deviations
+    return StepTimePrior(prior.spec, constants, between=prior.between)
+
+
+KNOWN = known_devices()
 
 
 @pytest.mark.parametrize(
-    "start", [StepTimePrior(A100), StepTimePrior.like_others(A100, known_devices())]
+    "start", [StepTimePrior(A100), StepTimePrior(A100, KNOWN.centre, between=KNOWN.spreads)]
 )
 def test_sensitivities_are_derivatives_in_units_of_the_spread(start):
     some, random = networks(5), np.random.default_rng(2).normal(size=len(start.constants))
@@ -264,112 +255,15 @@ def test_step_scopes_change_the_simulated_time():
     assert np.isfinite(prior.sensitivities([alone])).all()
 
 
-torch.set_num_threads(1)
-
-
-# Kernels alone and steps are evidence for the same constants, of one device and of others.
-
-
-def first():
-    return Distribution.first(starting_constants(), spreads(1.0), of_devices=0.35)
-
-
-def calls():
-    """Products, streams and normalisations of many sizes, in 16 bits as the networks are."""
-    result = []
-    for size in (8, 16, 32, 64, 128):
-        for wide in (128, 256, 512, 768, 1024):
-            sizes = {"batch": size, "rows": 196, "inputs": wide, "outputs": wide}
-            result.append(KernelCall.of(Operator.LINEAR, DataType.FP16, **sizes))
-            result.append(KernelCall.of(Operator.RELU, DataType.FP16, batch=196 * size, width=wide))
-    return result
-
-
-def alone(prior, wanted, overhead_ms=0.03):
-    """Kernels of a device as a source times them: its launch is inside each."""
-    source = kernel_evidence("v100", "source", prior.spec, [(call, 1.0) for call in wanted])
-    constants = prior.constants.clone()
-    constants[ROWS["step"]] = np.log(overhead_ms / 0.1)
-    values = StepTimePrior(prior.spec, constants).log_values(source.workloads)
-    return replace(source, log_values=values)
-
-
-def shifted(by, seed=0):
-    """A V100 of other constants, whose bandwidth and peaks differ most."""
-    constants = moved(StepTimePrior(V100), seed, spread=0.05).constants
-    constants[ROWS["peak"]] += by
-    constants[ROWS["bandwidth"]] += by
-    return StepTimePrior(V100, constants)
-
-
-def test_kernel_measurements_improve_step_times():
-    truth = shifted(0.4)
-    unseen = networks(20, seed=5)
-    before = StepTimePrior.like_others(V100, first())
-    after = StepTimePrior.like_others(V100, first(), [alone(truth, calls())])
-    wanted = truth.log_values(unseen)
-    assert error(after, unseen, wanted) < 0.65 * error(before, unseen, wanted)
-
-
-def test_launch_overhead_of_a_source_is_not_attributed_to_the_device():
-    truth = shifted(0.0)
-    unseen = networks(20, seed=5)
-    slow, quick = (
-        StepTimePrior.like_others(V100, first(), [alone(truth, calls(), overhead_ms)])
-        for overhead_ms in (0.2, 0.01)
-    )
-    np.testing.assert_allclose(slow.log_values(unseen), quick.log_values(unseen), atol=0.1)
-
-
-def test_overhead_is_learned_per_host():
-    """Else what a slow host adds would be learned as an error of the model."""
-    truth = shifted(0.2)
-    slow = StepTimePrior(truth.spec, truth.constants.clone())
-    slow.constants[ROWS["step"]] += 3.0
-    seen, unseen = networks(40, seed=1), networks(20, seed=5)
-    there = [replace(w, host="slow") for w in seen[::2]]
-    labelled = [*(replace(w, host="quick") for w in seen), *there]
-    values = np.concatenate([truth.log_values(seen), slow.log_values(there)])
-    fitted = StepTimePrior.like_others(V100, first()).refit(labelled, values)
-    mixed = [replace(w, host=host) for w in unseen for host in ("slow", "quick", "", "unknown")]
-    wanted = np.array([(slow if w.host == "slow" else truth).log_values([w])[0] for w in mixed])
-    assert error(fitted, mixed, wanted) < 0.05
-    np.testing.assert_allclose(fitted.features(mixed[:1]), fitted.features(mixed)[:1])
-
-
-def test_kernel_measurements_survive_transfer():
-    other, truth = shifted(-0.4, seed=3), shifted(0.4)
-    unseen = networks(20, seed=5)
-    wanted = truth.log_values(unseen)
-    own = StepTimePrior.like_others(V100, first(), [alone(truth, calls())])
-    few = networks(2, seed=8)
-    labels = truth.log_values(few)
-    plain = StepTimePrior.like_others(V100, first()).started_from(other)
-    assert error(plain, unseen, other.log_values(unseen)) < 1e-9
-    begun = own.started_from(other).refit(few, labels)
-    assert error(begun, unseen, wanted) < error(plain.refit(few, labels), unseen, wanted)
-
-
-def test_similar_devices_improve_the_start_of_a_new_one():
-    """From four similar devices, a fifth is predicted better than from its specification."""
-    common = torch.from_numpy(np.random.default_rng(1).normal(size=len(starting_constants())))
-    centre = starting_constants() + 0.3 * common
-    devices = [moved(StepTimePrior(V100, centre), seed, spread=0.03) for seed in range(5)]
-    evidence = [
-        Evidence(f"gpu{i}", f"host{i}", V100, steps, prior.log_values(steps))
-        for i, prior in enumerate(devices[:4])
-        for steps in [networks(40, seed=i)]
-    ]
-    fit = JointFit(evidence, first(), learns=True)
-    another = fit.of_another_device()
-    unseen = networks(20, seed=9)
-    wanted = devices[4].log_values(unseen)
-    new = StepTimePrior.like_others(V100, another)
-    assert error(new, unseen, wanted) < 0.5 * error(StepTimePrior(V100), unseen, wanted)
-
-
-def test_missing_labels_do_not_change_the_prior():
-    prior = StepTimePrior.like_others(V100, first())
-    steps = networks(3)
-    assert prior.refit([], np.zeros(0)) is prior
-    assert prior.refit(steps, np.full(3, np.nan)) is prior
+def test_few_labels_move_the_constants_of_a_similar_device():
+    """As far as devices differ."""
+    truth = moved(StepTimePrior(V100, KNOWN.centre), seed=3, spread=0.1)
+    start = StepTimePrior(V100, KNOWN.centre, between=KNOWN.spreads)
+    few, unseen = networks(3, seed=8), networks(20, seed=5)
+    labels, wanted = truth.log_values(few), truth.log_values(unseen)
+    fitted = start.refit(few, labels)
+    assert torch.equal(fitted.between, KNOWN.spreads)
+    assert error(fitted, unseen, wanted) < error(start, unseen, wanted)
+    assert start.refit(few, np.full(3, np.nan)) is start
+    other = moved(StepTimePrior(V100), seed=4)
+    assert torch.equal(start.started_from(other).between, KNOWN.spreads)

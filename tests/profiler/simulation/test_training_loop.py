@@ -9,7 +9,6 @@ import pytest
 import torch
 from small_modules import Function
 from torch import nn
-from torch.nn.utils import clip_grad_norm_
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -86,15 +85,6 @@ def make_optimizer(parameters, loop):
     )  # fmt: skip
 
 
-def update(optimizer, scaler, parameters, loop):
-    """What comes after the last backward pass of a step."""
-    if loop.clip_gradients:
-        scaler.unscale_(optimizer)
-        clip_grad_norm_(list(parameters), 1.0, foreach=True)
-    scaler.step(optimizer)
-    scaler.update()
-
-
 def name_of(loop):
     """For the test's name."""
     switches = {f.name: getattr(loop, f.name) for f in fields(loop)}
@@ -105,10 +95,10 @@ def name_of(loop):
     )
 
 
-SWITCHES = ("optimizer", "implementation", "weight_decay", "clip_gradients", "gradient_scaler")
+SWITCHES = ("optimizer", "implementation", "weight_decay")
 LOOPS = [
     TrainingLoop(**dict(zip(SWITCHES, values, strict=True)))
-    for values in product(Optimizer, Implementation, BOTH, BOTH, BOTH)
+    for values in product(Optimizer, Implementation, BOTH)
 ]
 
 
@@ -120,14 +110,12 @@ def test_optimizer_steps_allocate_as_in_pytorch(loop):
         parameter.grad = torch.ones_like(parameter)
     everything = [*parameters, nn.Parameter(torch.ones(50))]  # the last gets no gradient
     optimizer = make_optimizer(everything, loop)
-    scaler = torch.amp.GradScaler("cpu", enabled=loop.gradient_scaler)
-    loss, memory = torch.ones(()), Allocator()
+    memory = Allocator()
     sizes = [units(p.untyped_storage().nbytes()) for p in parameters]
     with Ledger() as ledger:
         for first in (True, False):
             ledger.peak, memory.peak_live = ledger.alive, memory.live
-            scaler.scale(loss)
-            update(optimizer, scaler, everything, loop)
+            optimizer.step()
             loop.update(memory, sizes, range(len(sizes)), first=first)
             assert (memory.live, memory.peak_live) == (ledger.alive, ledger.peak)
 
@@ -166,14 +154,13 @@ def peak_units(run):
 def train(model, batch_size, loop):
     """Two steps."""
     optimizer = make_optimizer(model.parameters(), loop)
-    scaler = torch.amp.GradScaler("cpu", enabled=loop.gradient_scaler)
     for _ in range(2):
         optimizer.zero_grad(set_to_none=loop.set_to_none)
         for _ in range(loop.accumulation_steps):
             loss = loss_of(model(torch.ones(batch_size, WIDTH)), None)
-            scaler.scale(loss).backward()
+            loss.backward()
             del loss
-        update(optimizer, scaler, model.parameters(), loop)
+        optimizer.step()
 
 
 @cache
@@ -203,8 +190,6 @@ def test_simulated_peaks_agree_with_pytorch(
         accumulation_steps=accumulation_steps,
         set_to_none=set_to_none,
         weight_decay=accumulation_steps == 2,
-        gradient_scaler=accumulation_steps == 2,
-        clip_gradients=accumulation_steps == 3,
     )
     for batch_size in (3, 700):
         model = residual()
@@ -214,16 +199,6 @@ def test_simulated_peaks_agree_with_pytorch(
         more = weights + peak_units(partial(train, model, batch_size, loop)) - simulated
         counters = counted * sum(p.grad is not None for p in model.parameters())
         assert 0 <= more - counters <= 2
-
-
-def test_gradient_norms_have_a_sum_per_chunk():
-    """As many for each parameter as the largest has; only CUDA's kernel makes them."""
-    memory = Allocator()
-    chunk = 65_536 * 4 // UNIT
-    TrainingLoop(clip_gradients=True).update(
-        memory, [1000 * chunk, *[1] * 127], range(128), first=True
-    )
-    assert (memory.live, memory.peak_live) == (0, 1000 + 128)
 
 
 def test_zero_accumulation_steps_are_refused():

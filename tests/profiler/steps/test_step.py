@@ -16,7 +16,6 @@ from trappm.profiler.devices.cpu import CpuDevice
 from trappm.profiler.errors import InputError, UnsupportedModelError
 from trappm.profiler.records import (
     ADAPTIVE,
-    ADAPTIVE_THIRD,
     PAPER,
     PROTOCOLS,
     QUICK,
@@ -146,7 +145,7 @@ def test_adaptive_sampling_continues_while_samples_help():
 
 
 def test_protocols_are_found_by_name():
-    assert [protocol_named(name) for name in PROTOCOLS] == [PAPER, QUICK, ADAPTIVE, ADAPTIVE_THIRD]
+    assert [protocol_named(name) for name in PROTOCOLS] == [PAPER, QUICK, ADAPTIVE]
     with pytest.raises(InputError, match="paper, quick, adaptive"):
         protocol_named("papr")
 

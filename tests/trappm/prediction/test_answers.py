@@ -64,8 +64,8 @@ def test_the_shipped_snapshot_is_complete_and_documented():
     assert set(manifest.heads["rtx3090"]) == {"train", "infer"}
     assert all(source.file and source.source for source in manifest.sources)
     assert "held out" in manifest.split
-    assert manifest.errors_by_phase("a100-40gb")["train"]["memory_mib"].mape < 4
-    assert manifest.errors_by_phase("rtx3090")["infer"]["step_time_ms"].count > 200
+    assert manifest.errors["a100-40gb"]["train"]["memory_mib"].mape < 4
+    assert manifest.errors["rtx3090"]["infer"]["step_time_ms"].count > 200
     assert {path.suffix for path in SHIPPED.iterdir()} == {".json", ".safetensors"}
     assert re.fullmatch("[0-9a-f]{12}", manifest.versions["commit"])  # of a clean tree
 

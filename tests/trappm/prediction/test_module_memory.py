@@ -4,7 +4,6 @@ import re
 import warnings
 from pathlib import Path
 
-import onnx
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -592,42 +591,6 @@ def test_sparse_and_quantized_modules_are_refused_in_one_line():
         quantized = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(8, 4)))
     with pytest.raises(UnsupportedModelError, match="quantized, which PyTorch runs on CPUs only"):
         ask(quantized, torch.rand(2, 8), phase="infer")
-
-
-def of(module, name):
-    return type(name, (), {"__module__": module})()
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: torch.export.export(nn.Linear(8, 4), (torch.rand(2, 8),)), "that was exported"),
-        (onnx.ModelProto, "onnx.save"),
-        (lambda: of("onnxruntime.capi.session", "InferenceSession"), "path of the ONNX file"),
-        (lambda: of("tensorrt.tensorrt", "ICudaEngine"), "engines are not predicted"),
-        (lambda: of("keras.src.models", "Model"), "only PyTorch and ONNX"),
-        (lambda: of("vllm.entrypoints.llm", "LLM"), "the nearest is: trappm generate"),
-        (lambda: of("diffusers.pipelines.flux", "FluxPipeline"), "one of its modules"),
-        (lambda: of("stable_baselines3.ppo.ppo", "PPO"), "the policy's module"),
-        (lambda: "hf:stabilityai/stable-diffusion-xl-base-1.0", "one of its modules"),
-        (lambda: "yolov8n", "or its ONNX file"),
-        (lambda: "vllm", "the nearest is: trappm generate"),
-    ],
-)
-def test_objects_of_other_tools_are_refused_with_a_remedy(make, message):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model = make()
-    for predict in (trappm.predict, trappm.compare):
-        with pytest.raises(InputError, match=message):
-            predict(model, example_input=torch.rand(2, 8))
-
-
-def test_folders_named_like_other_tools_are_no_models_of_theirs(tmp_path):
-    path = tmp_path / "vllm" / "config.json"
-    with pytest.raises(InputError) as caught:
-        trappm.predict(f"hf:{path}", device="a100")
-    assert "serving engines" not in str(caught.value)
 
 
 def test_scripted_modules_are_refused_with_a_remedy():

@@ -43,7 +43,6 @@ class FirstStep:
     optimizer: torch.optim.Optimizer
     precision: Precision
     accumulation_steps: int = 1
-    clips_gradients: bool = False
     epoch_batches: int | None
     """Batches per epoch of this process; None if unknown."""
     processes: int = 1
@@ -58,13 +57,12 @@ class FirstStep:
     @property
     def loop(self) -> TrainingLoop:
         """Return the training loop; raises InputError if the optimizer is unknown."""
-        loop = loop_of(self.optimizer, self.precision)
+        loop = loop_of(self.optimizer)
         if self.name is None:  # else the answer is about timm's module, which may have others
             loop, _ = loop_for(loop, self.optimizer, self.model)
         return replace(
             loop,
             accumulation_steps=self.accumulation_steps,
-            clip_gradients=self.clips_gradients,
         )
 
     @property

@@ -144,7 +144,6 @@ def _first_step(
         optimizer=trainer.optimizers[0],
         precision=_PRECISIONS[trainer.precision],
         accumulation_steps=trainer.accumulate_grad_batches,
-        clips_gradients=bool(trainer.gradient_clip_val),
         epoch_batches=int(batches) if batches != float("inf") else None,
         processes=trainer.world_size,
         device=module.device,

@@ -96,7 +96,6 @@ def _first_step(
         optimizer=getattr(optimizer, "optimizer", optimizer),  # without accelerate's wrapper
         precision=precision,
         accumulation_steps=args.gradient_accumulation_steps,
-        clips_gradients=bool(args.max_grad_norm),
         epoch_batches=batches,
         processes=args.world_size,
         device=args.device,

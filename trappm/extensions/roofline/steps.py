@@ -343,4 +343,4 @@ def _trained(
 
 def _shared_prior(device: KnownDevice) -> StepTimePrior:
     """Return a prior from the data sheet and constants shared by all devices."""
-    return StepTimePrior.like_others(spec_of(device.card), known_devices())
+    return StepTimePrior(spec_of(device.card), known_devices().centre)

@@ -145,48 +145,6 @@ def subject_of(
 
 COMPILED = "compile-4"
 """Key of cached compiled steps; its number increases when the tracing of them changes."""
-_OTHER = "only PyTorch and ONNX are traced; export it to ONNX and give the file"
-_FOREIGN = {
-    "torch.export": "give the module that was exported",
-    "onnxruntime": "ONNX Runtime is not covered; give the path of the ONNX file for PyTorch's step",
-    "onnx": "save it with onnx.save(model, 'model.onnx') and give that path",
-    "torch_tensorrt": "TensorRT is not covered; give the module that was compiled",
-    "tensorrt": "engines are not predicted; give the ONNX file that it was built from",
-    "keras": _OTHER,
-    "tensorflow": _OTHER,
-    "vllm": "serving engines are not predicted; the nearest is: trappm generate hf:NAME",
-    "diffusers.pipelines": "pipelines are not predicted; give one of its modules, such as its unet",
-    "stable_baselines3": "reinforcement learning is not predicted; give the policy's module and a "
-    "batch of observations",
-}
-"""The advice for objects of other tools, by the module of their class."""
-_DIFFUSION = f"{_FOREIGN['diffusers.pipelines']}, with an example input"
-_DETECTOR = "give its module with an example input, or its ONNX file"
-_FOREIGN_NAMES = {
-    "stable-diffusion": _DIFFUSION,
-    "sdxl": _DIFFUSION,
-    "flux.1": _DIFFUSION,
-    "yolo": _DETECTOR,
-    "rf-detr": _DETECTOR,
-    "vllm": _FOREIGN["vllm"],
-    "sglang": _FOREIGN["vllm"],
-}
-"""The advice for models of other tools, by a part of their name."""
-
-
-def refuse_foreign(model: object) -> None:
-    """Raise InputError for an object of another tool, or a form of a module; with a remedy."""
-    if isinstance(model, str | Path) and Path(model).suffix in {".engine", ".plan", ".trt"}:
-        raise InputError(f"{model} is a TensorRT engine: {_FOREIGN['tensorrt']}")
-    if isinstance(model, str):
-        name = model.rpartition("/")[2].lower()
-        for part, remedy in _FOREIGN_NAMES.items():
-            if part in name and not name.endswith((".onnx", ".json")):
-                raise InputError(f"{model} is not known by name: {remedy}")
-    where = f"{type(model).__module__}."
-    for package, remedy in _FOREIGN.items():
-        if where.startswith(f"{package}."):
-            raise InputError(f"the model is {package}'s {type(model).__name__}: {remedy}")
 
 
 def size_kind(model: object) -> str:

@@ -240,13 +240,13 @@ def _manifest(name: str) -> Manifest:
 
 
 def _families(store: Store, manifest: Manifest) -> list[dict[str, Any]]:
-    """Return errors by device, phase (None: any), metric and family with count and MAPE.
+    """Return errors by device, phase, metric and family with count and MAPE.
 
     They come from the manifest, or else from the report of its campaign.
     """
     rows = []
-    for device in manifest.errors or {}:
-        for phase, metrics in manifest.errors_by_phase(device).items():
+    for device, phases in (manifest.errors or {}).items():
+        for phase, metrics in phases.items():
             for metric, judged in metrics.items():
                 for family, errors in (judged.by_family or {}).items():
                     place = {"device": device, "phase": phase, "metric": metric}

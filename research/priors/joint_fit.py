@@ -10,18 +10,42 @@ of each group differ between devices.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from pathlib import Path
+from typing import Self
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from trappm.learner.physics.device_fit import (
+    CALM_STEPS,
+    CHANGES,
+    ITERATIONS,
+    LEAST_GAIN,
+    MOST_DAMPING,
+    ROUNDS,
+    noise_scale,
+    normal_variances,
+    spread_factor,
+    student_loss,
+)
 from trappm.learner.physics.device_specs import DeviceSpec
+from trappm.learner.physics.devices.known_devices import FILE
 from trappm.learner.physics.kernel_terms import Terms
 from trappm.learner.physics.kernel_times import chunks_of, group_rows, linear, log_times
+from trappm.learner.physics.step_time_prior import MANY_LABELS, StepTimePrior
 from trappm.learner.workload import Array, BoolArray, Workload
+
+LEARNED_FROM = (
+    ("nodes/pgb_torchvision_step.csv", "pytorch-gpu-benchmark, other cards", "MIT", 181),
+    ("rtx3090_train_step_amp_nchw.csv", "timm, RTX 3090", "Apache-2.0", 248),
+    ("nodes/neusight_kernels_fp32_other_gpus.csv.gz", "neusight, P100", "MIT", 97),
+)
+"""File, source, licence and number of labels that `known_devices.safetensors` was learned from."""
 
 HOST_GROUPS = frozenset({"dispatch", "step", "host_copy"})
 """Constants of the host and its software."""
@@ -29,45 +53,6 @@ HOST_GROUPS = frozenset({"dispatch", "step", "host_copy"})
 SLOW_HOSTS = 1.7
 """Factor on the spread of dispatch: published steps of small batches waited for hosts six times as
 slow as the first constant."""
-NOISE_DEGREES = 3.0
-"""Degrees of freedom of the Student-t error."""
-LEAST_NOISE = 0.02
-"""Least noise of the logarithm, below the error of docs/research/step_time_model.md alone."""
-FEW = 10.0
-"""Number of labels of a source that a fit can meet by chance, which raises the least noise."""
-ITERATIONS = 40
-CALM_STEPS, LEAST_GAIN = 2, 5e-3
-"""Steps in a row that end a fit, and the gain that they stay below: nats times the root of the
-number of labels."""
-MOST_DAMPING = 1e8
-"""Damping at which a fit ends without another step."""
-ROUNDS = 3
-"""Fits, each with spreads learned from the one before."""
-PSEUDO_CONSTANTS = 6.0
-"""Weight of the first spread, as a number of learned constants."""
-CHANGES = (0.1, 3.0)
-"""Bounds of a learned spread relative to the first."""
-
-
-def spread_factor(moved: float, determined: float, smallest: float, largest: float) -> float:
-    """Return the factor on a group's first spread by evidence maximization.
-
-    A group's variance is the sum of its squared shifts over its degrees of freedom, the number of
-    constants that labels determined (MacKay 1992, "Bayesian interpolation").
-
-    Args:
-        moved: Sum of the squared shifts, in first spreads.
-        determined: Degrees of freedom.
-        smallest, largest: Bounds of the factor.
-    """
-    variance = (PSEUDO_CONSTANTS + moved) / (PSEUDO_CONSTANTS + determined)
-    return float(min(max(variance**0.5, smallest), largest))
-
-
-def student_loss(errors: Tensor, scale: Tensor | float) -> float:
-    """Return twice the negative log density of Student-t errors, up to a constant."""
-    tails = torch.log1p(errors**2 / (NOISE_DEGREES * scale**2))
-    return float((NOISE_DEGREES + 1) * tails.sum())
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,12 +86,6 @@ class Distribution:
     """Spread of the center itself."""
     device: Tensor
     host: Tensor
-
-    @classmethod
-    def of_one(cls, centre: Tensor, spreads: Tensor) -> Distribution:
-        """Return the prior of a device that shares its constants with no other."""
-        nothing = torch.zeros_like(spreads)
-        return cls(centre, nothing, spreads, nothing)
 
     @classmethod
     def first(cls, centre: Tensor, spreads: Tensor, *, of_devices: float) -> Distribution:
@@ -222,18 +201,11 @@ class JointFit:
         return linear(evidence.chunks, constants, evidence.spec)
 
     def _scales(self, errors: Tensor) -> Tensor:
-        """Return the noise scale of each label (n): its source's median, never rising."""
+        """Return the noise scale of each label (n): its source's."""
         for place in range(len(self._evidence)):
             own = errors[torch.from_numpy(self._source == place)]
-            smallest = LEAST_NOISE * (1 + FEW / len(own))
-            median = 1.48 * float(own.abs().median())
-            self.noise[place] = max(smallest, min(float(self.noise[place]), median))
+            self.noise[place] = noise_scale(own, float(self.noise[place]))
         return torch.from_numpy(self.noise[self._source])
-
-    @staticmethod
-    def _variances(errors: Tensor, scales: Tensor) -> Tensor:
-        """Return variances of normal errors that act like Student-t ones (n)."""
-        return (NOISE_DEGREES * scales**2 + errors**2) / (NOISE_DEGREES + 1)
 
     def _loss(self, errors: Tensor, scales: Tensor) -> float:
         """Return twice the negative log posterior at these scales, up to a constant."""
@@ -241,17 +213,12 @@ class JointFit:
         return student_loss(errors, scales) + shifts
 
     def _fit(self) -> None:
-        """Take damped Gauss-Newton steps on reweighted squares.
-
-        `scipy.optimize.least_squares`, and so `map_fit`, decomposes labels + constants times
-        constants at each step. For 120 kernels of one device it had not ended after 20 s of CPU
-        time; this takes 0.2 s.
-        """
+        """Take damped Gauss-Newton steps on reweighted squares, as `DeviceFit` does."""
         errors, jacobian = self._linear()
         damping, calm = 0.1, 0
         for _ in range(ITERATIONS):
             scales = self._scales(errors)
-            variances = self._variances(errors, scales)
+            variances = normal_variances(errors, scales)
             loss, before = self._loss(errors, scales), [part.shift for part in self._parts]
             gain = -1.0
             while not gain >= 0 and damping < MOST_DAMPING:  # also where it is not a number
@@ -315,7 +282,7 @@ class JointFit:
     def _left(self) -> list[Tensor]:
         """Return the posterior variance of each part's shifts."""
         errors, jacobian = self._linear()
-        variances = self._variances(errors, self._scales(errors))
+        variances = normal_variances(errors, self._scales(errors))
         owns = [part.own(jacobian) for part in self._parts]
         if self._has_many_labels():
             dense = self._dense(owns)
@@ -355,3 +322,127 @@ class JointFit:
             if part.key[0] in spreads:
                 new = spreads[part.key[0]][part.constants]
                 part.shift, part.spread = part.shift * part.spread / new, new
+
+
+def known_distribution() -> Distribution:
+    """Return the distribution whose center and spreads the package has (`known_devices`)."""
+    tensors = load_file(FILE)
+    return Distribution(**{field.name: tensors[field.name] for field in fields(Distribution)})
+
+
+def write(distribution: Distribution, path: Path = FILE) -> None:
+    """Write the distribution that comes with the package."""
+    tensors = {f.name: getattr(distribution, f.name).contiguous() for f in fields(Distribution)}
+    save_file(tensors, path)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class HostedWorkload(Workload):
+    """A workload whose step time was measured on a named host."""
+
+    host: str = ""
+    """Host and software of the timing."""
+
+    @classmethod
+    def of_host(cls, workload: Workload, host: str) -> Self:
+        """Return the workload, timed on this host."""
+        return cls(**{f.name: getattr(workload, f.name) for f in fields(Workload)}, host=host)
+
+
+def host_of(workload: Workload) -> str:
+    """Return the host of a workload, or an empty text."""
+    return workload.host if isinstance(workload, HostedWorkload) else ""
+
+
+class SharedPrior(StepTimePrior):
+    """Step-time prior by a joint fit with other devices, single kernels and several hosts."""
+
+    def __init__(
+        self,
+        spec: DeviceSpec,
+        constants: Tensor,
+        known: Distribution,
+        evidence: Sequence[Evidence] = (),
+        of_hosts: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """Set up the prior; `tensors` stores spec and constants only.
+
+        Args:
+            spec: Specification of the device.
+            constants: Constants (c).
+            known: Prior of the constants by other devices.
+            evidence: Single kernels of this device.
+            of_hosts: Constants by host, where labels came from several; elsewhere `constants`.
+        """
+        super().__init__(spec, constants, between=(known.device**2 + known.host**2).sqrt())
+        self.known = known
+        self.evidence = evidence
+        self.of_hosts = of_hosts or {}
+
+    @classmethod
+    def like_others(
+        cls, spec: DeviceSpec, known: Distribution, evidence: Sequence[Evidence] = ()
+    ) -> Self:
+        """Return the prior of a device without labels: others' constants, moved by its kernels."""
+        plain = cls(spec, known.centre, known, evidence)
+        return plain.refit([], np.zeros(0)) if evidence else plain  # type: ignore[return-value]
+
+    def started_from(self, other: StepTimePrior) -> SharedPrior:
+        known = replace(self.known, centre=other.constants)
+        return SharedPrior(self.spec, other.constants, known, self.evidence)
+
+    def log_values(self, workloads: Sequence[Workload]) -> Array:
+        return self.logs_and_features(workloads)[0]
+
+    def logs_and_features(self, workloads: Sequence[Workload]) -> tuple[Array, Array]:
+        logs = np.zeros(len(workloads))
+        features = np.zeros((len(workloads), sum(self.feature_groups)))
+        for rows, own, constants in self._by_host(workloads):
+            logs[rows], features[rows] = StepTimePrior(self.spec, constants).logs_and_features(own)
+        return logs, features
+
+    def _by_host(
+        self, workloads: Sequence[Workload]
+    ) -> Iterator[tuple[list[int], list[Workload], Tensor]]:
+        """Yield the workloads of each host: places, workloads and constants."""
+        rows: dict[str, list[int]] = {}
+        for i, workload in enumerate(workloads):
+            host = host_of(workload)
+            rows.setdefault(host if host in self.of_hosts else "", []).append(i)
+        for host, own in rows.items():
+            constants = self.of_hosts.get(host, self.constants)
+            yield own, [workloads[i] for i in own], constants
+
+    def refit(
+        self,
+        workloads: Sequence[Workload],
+        log_values: Array,
+        *,
+        log_above: Array | None = None,
+        tightness: float = 1.0,
+        near: StepTimePrior | None = None,
+    ) -> StepTimePrior:
+        """Fit constants to labels of any hosts and single kernels, with a prior by other devices.
+
+        An unknown host has the constants of the one with most labels. Of `MANY_LABELS`, other
+        devices count no more.
+        """
+        known = np.isfinite(log_values)
+        if known.sum() >= MANY_LABELS:
+            plain = StepTimePrior(self.spec, self.constants)
+            return plain.refit(
+                workloads, log_values, log_above=log_above, tightness=tightness, near=near
+            )
+        hosts = np.array([host_of(workload) for workload in workloads], dtype=np.str_)
+        names, counts = np.unique(hosts[known], return_counts=True)
+        labelled = Evidence("", "", self.spec, workloads, np.asarray(log_values, dtype=np.float64))
+        steps = [
+            replace(labelled.at((hosts == host) & known), host=f"steps {host}") for host in names
+        ]
+        kernels = [replace(part, device="") for part in self.evidence]
+        if not steps and not kernels:
+            return self
+        fit = JointFit([*steps, *kernels], self.known)
+        of_hosts = {host: fit.constants("", f"steps {host}") for host in names.tolist()}
+        constants = of_hosts[names[np.argmax(counts)]] if of_hosts else fit.constants("")
+        return SharedPrior(self.spec, constants, self.known, self.evidence, of_hosts)
