@@ -65,7 +65,6 @@ TABLES: Mapping[str, Script] = {
     for name, module, page in (
         ("accuracy", "tables.accuracy", "research/accuracy.md"),
         ("cpu-cores", "priors.cpu_cores", "research/cpu_cores.md"),
-        ("step-time", "priors.step_time", "research/rtx_step_time.md"),
         ("second-device", "priors.second_device", "research/step_time_constants.md"),
         ("other-devices", "priors.other_devices", "research/other_gpus.md"),
         ("compiled-steps", "priors.compiled", "research/compiled_steps.md"),
@@ -82,7 +81,6 @@ TABLES: Mapping[str, Script] = {
         ("foreign-modules", "tables.foreign_modules", "research/foreign_modules.md"),
         ("mem-tracker", "tables.mem_tracker", "research/mem_tracker.md"),
         ("segmenters", "tables.segmenters", "research/v100_memory.md"),
-        ("few-terms", "priors.few_terms", "research/few_terms.md"),
         ("figures", "tables.doc_figures", "figures"),
         ("h100", "tables.gpu_check", "research/h100_day.md"),
     )

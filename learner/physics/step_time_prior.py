@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from trappm.learner.physics.devices.joint_fit import Distribution, Evidence
 
 # The form of the fit was chosen on folds of all published rows of step times
-# (docs/research/step_time_model.md); `research/priors/step_time.py` judges it. Round numbers.
+# (docs/research/step_time_model.md). Round numbers.
 MANY_LABELS = 300
 """Number of labels from which spreads are not learned again without a fold: with fewer, errors on
 the fold would look too small."""
