@@ -68,8 +68,6 @@ TABLES: Mapping[str, Script] = {
         ("second-device", "priors.second_device", "research/step_time_constants.md"),
         ("other-devices", "priors.other_devices", "research/other_gpus.md"),
         ("compiled-steps", "priors.compiled", "research/compiled_steps.md"),
-        ("compiled-pairs", "tables.compiled_pairs", "research/compiled_steps.md"),
-        ("fusion-groups", "tables.fusion_groups", "research/compiled_steps.md"),
         ("compiled-training", "tables.compiled_training", "research/compiled_steps.md"),
         ("memory", "priors.memory_simulation", "research/simulated_memory.md"),
         ("power", "priors.power", "research/power.md"),
