@@ -80,7 +80,6 @@ TABLES: Mapping[str, Script] = {
         ("mem-tracker", "tables.mem_tracker", "research/mem_tracker.md"),
         ("segmenters", "tables.segmenters", "research/v100_memory.md"),
         ("figures", "tables.doc_figures", "figures"),
-        ("h100", "tables.gpu_check", "research/h100_day.md"),
     )
 }
 """Tables and figures of the documentation."""
