@@ -64,7 +64,6 @@ TABLES: Mapping[str, Script] = {
     name: Script(f"research.{module}", f"docs/{page}")
     for name, module, page in (
         ("accuracy", "tables.accuracy", "research/accuracy.md"),
-        ("cpu-cores", "priors.cpu_cores", "research/cpu_cores.md"),
         ("second-device", "priors.second_device", "research/step_time_constants.md"),
         ("other-devices", "priors.other_devices", "research/other_gpus.md"),
         ("compiled-steps", "priors.compiled", "research/compiled_steps.md"),
@@ -76,9 +75,6 @@ TABLES: Mapping[str, Script] = {
         ("parallel", "priors.megatron_steps", "research/many_gpus.md"),
         ("language-models", "priors.language_models", "research/language_models.md"),
         ("decoding", "priors.decoding", "research/language_models.md"),
-        ("foreign-modules", "tables.foreign_modules", "research/foreign_modules.md"),
-        ("mem-tracker", "tables.mem_tracker", "research/mem_tracker.md"),
-        ("segmenters", "tables.segmenters", "research/v100_memory.md"),
         ("figures", "tables.doc_figures", "figures"),
     )
 }
@@ -141,7 +137,7 @@ def tables(
 ) -> None:
     """Print the tables and draw the figures of the documentation.
 
-    Options of a script follow its name: tables cpu-cores --splits 8.
+    Options of a script follow its name: tables accuracy --processes 2.
     """
     if check:
         # An option behind --check, such as --processes, is parsed as the name.

@@ -64,8 +64,8 @@ def our_labels(file: str) -> list[Measurement]:
     return [m for m in our_attempts(file) if m.outcome in {Outcome.OK, Outcome.OOM}]
 
 
-def our_attempts(file: str | Path) -> list[Measurement]:
-    """Return all measurements of a file of `OUR_OWN` or at an absolute path, also compressed.
+def our_attempts(file: str) -> list[Measurement]:
+    """Return all measurements of a file of `OUR_OWN`, also compressed.
 
     Raises:
         InputError: The file is missing or cannot be read.
