@@ -39,7 +39,8 @@ def tracked_mib(architecture: str, input_size: int, batch_size: int) -> float:
         tracker.track_external(model, optimizer, images, targets)
         with tracker:
             for step in range(2):
-                torch.nn.functional.cross_entropy(model(images), targets).backward()
+                loss: Any = torch.nn.functional.cross_entropy(model(images), targets)
+                loss.backward()
                 optimizer.step()
                 optimizer.zero_grad()
                 if step == 0:

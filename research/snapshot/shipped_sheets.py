@@ -64,7 +64,7 @@ def our_labels(file: str) -> list[Measurement]:
     return [m for m in our_attempts(file) if m.outcome in {Outcome.OK, Outcome.OOM}]
 
 
-def our_attempts(file: str) -> list[Measurement]:
+def our_attempts(file: str | Path) -> list[Measurement]:
     """Return all measurements of a file of `OUR_OWN`, also compressed.
 
     Raises:
