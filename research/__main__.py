@@ -64,24 +64,24 @@ TABLES: Mapping[str, Script] = {
     name: Script(f"research.{module}", f"docs/{page}")
     for name, module, page in (
         ("accuracy", "tables.accuracy", "research/accuracy.md"),
-        ("second-device", "priors.second_device", "research/step_time_constants.md"),
-        ("other-devices", "priors.other_devices", "research/other_gpus.md"),
-        ("compiled-steps", "priors.compiled", "research/compiled_steps.md"),
-        ("compiled-training", "tables.compiled_training", "research/compiled_steps.md"),
-        ("memory", "priors.memory_simulation", "research/simulated_memory.md"),
-        ("power", "priors.power", "research/power.md"),
-        ("links", "priors.collectives", "research/many_gpus.md"),
-        ("ddp", "priors.ddp_steps", "research/many_gpus.md"),
-        ("parallel", "priors.megatron_steps", "research/many_gpus.md"),
-        ("language-models", "priors.language_models", "research/language_models.md"),
-        ("decoding", "priors.decoding", "research/language_models.md"),
+        ("second-device", "priors.second_device", "research/step_time.md"),
+        ("other-devices", "priors.other_devices", "research/step_time.md"),
+        ("compiled-steps", "priors.compiled", "research/step_time.md"),
+        ("compiled-training", "tables.compiled_training", "research/step_time.md"),
+        ("memory", "priors.memory_simulation", "research/memory.md"),
+        ("power", "priors.power", "research/accuracy.md"),
+        ("links", "priors.collectives", "research/step_time.md"),
+        ("ddp", "priors.ddp_steps", "research/step_time.md"),
+        ("parallel", "priors.megatron_steps", "research/step_time.md"),
+        ("language-models", "priors.language_models", "research/step_time.md"),
+        ("decoding", "priors.decoding", "research/step_time.md"),
         ("figures", "tables.doc_figures", "figures"),
     )
 }
 """Tables and figures of the documentation."""
 
 SNAPSHOT = Script("research.snapshot.default_snapshot", "trappm/shipped_snapshot")
-COSTBENCH = Script("research.costbench", "docs/compared.md")
+COSTBENCH = Script("research.costbench", "docs/compared_with.md")
 
 app = typer.Typer(
     name="research",

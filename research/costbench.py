@@ -1,4 +1,4 @@
-"""Published predictors and this one on the same rows of published sheets (docs/compared.md).
+"""Published predictors and this one on the same rows of published sheets (docs/compared_with.md).
 
 A tool predicts a row or fails; failures count against its coverage. Some peers are columns of the
 sheet, others are optional packages (`research.peers.cost_models` says how to install them):

@@ -10,7 +10,7 @@ training and inference: the phase is part of a workload. The preset `paper` has 
 instead (`learner.heads.network_heads`), which know no physics.
 
 Heads of a device are trained in parallel, one thread with one core each: matrix products and
-XGBoost release the global interpreter lock (docs/research/learner_speed.md).
+XGBoost release the global interpreter lock (docs/research/design_notes.md).
 """
 
 from __future__ import annotations
