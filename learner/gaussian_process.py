@@ -55,7 +55,7 @@ ROWS_AT_ONCE = 4096
 """Bounds the memory of one product."""
 LEAST_NOISE = 0.003
 """Least noise of the logarithm: repeated step times of busy GPUs differ by about this much
-(0.34 % in the median of five pairs on H100s, `research/tables/gpu_check.py`)."""
+(0.34 % in the median of five pairs on H100s, docs/research/measurement.md)."""
 PSEUDO_LABELS = 2.0
 """Weight of the previous noise scale in an update, as a number of labels."""
 

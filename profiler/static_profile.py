@@ -4,8 +4,8 @@
     ONNX file --> a module rebuilt from it --> the same of this one
 
 A model by its name and as a file have the same graph, except for the differences in
-docs/research/graphs.md. The step profile, from the same trace, has allocations, kernels, saved
-bytes and trained parameters.
+docs/research/static_profile.md. The step profile, from the same trace, has allocations, kernels,
+saved bytes and trained parameters.
 """
 
 from __future__ import annotations

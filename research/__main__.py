@@ -64,33 +64,24 @@ TABLES: Mapping[str, Script] = {
     name: Script(f"research.{module}", f"docs/{page}")
     for name, module, page in (
         ("accuracy", "tables.accuracy", "research/accuracy.md"),
-        ("cpu-cores", "priors.cpu_cores", "research/cpu_cores.md"),
-        ("step-time", "priors.step_time", "research/rtx_step_time.md"),
-        ("second-device", "priors.second_device", "research/step_time_constants.md"),
-        ("other-devices", "priors.other_devices", "research/other_gpus.md"),
-        ("compiled-steps", "priors.compiled", "research/compiled_steps.md"),
-        ("compiled-pairs", "tables.compiled_pairs", "research/compiled_steps.md"),
-        ("fusion-groups", "tables.fusion_groups", "research/compiled_steps.md"),
-        ("compiled-training", "tables.compiled_training", "research/compiled_steps.md"),
-        ("memory", "priors.memory_simulation", "research/simulated_memory.md"),
-        ("power", "priors.power", "research/power.md"),
-        ("links", "priors.collectives", "research/many_gpus.md"),
-        ("ddp", "priors.ddp_steps", "research/many_gpus.md"),
-        ("parallel", "priors.megatron_steps", "research/many_gpus.md"),
-        ("language-models", "priors.language_models", "research/language_models.md"),
-        ("decoding", "priors.decoding", "research/language_models.md"),
-        ("foreign-modules", "tables.foreign_modules", "research/foreign_modules.md"),
-        ("mem-tracker", "tables.mem_tracker", "research/mem_tracker.md"),
-        ("segmenters", "tables.segmenters", "research/v100_memory.md"),
-        ("few-terms", "priors.few_terms", "research/few_terms.md"),
+        ("second-device", "priors.second_device", "research/step_time.md"),
+        ("other-devices", "priors.other_devices", "research/step_time.md"),
+        ("compiled-steps", "priors.compiled", "research/step_time.md"),
+        ("compiled-training", "tables.compiled_training", "research/step_time.md"),
+        ("memory", "priors.memory_simulation", "research/memory.md"),
+        ("power", "priors.power", "research/accuracy.md"),
+        ("links", "priors.collectives", "research/step_time.md"),
+        ("ddp", "priors.ddp_steps", "research/step_time.md"),
+        ("parallel", "priors.megatron_steps", "research/step_time.md"),
+        ("language-models", "priors.language_models", "research/step_time.md"),
+        ("decoding", "priors.decoding", "research/step_time.md"),
         ("figures", "tables.doc_figures", "figures"),
-        ("h100", "tables.gpu_check", "research/h100_day.md"),
     )
 }
 """Tables and figures of the documentation."""
 
 SNAPSHOT = Script("research.snapshot.default_snapshot", "trappm/shipped_snapshot")
-COSTBENCH = Script("research.costbench", "docs/compared.md")
+COSTBENCH = Script("research.costbench", "docs/compared_with.md")
 
 app = typer.Typer(
     name="research",
@@ -146,7 +137,7 @@ def tables(
 ) -> None:
     """Print the tables and draw the figures of the documentation.
 
-    Options of a script follow its name: tables cpu-cores --splits 8.
+    Options of a script follow its name: tables accuracy --processes 2.
     """
     if check:
         # An option behind --check, such as --processes, is parsed as the name.

@@ -1,4 +1,4 @@
-"""Published predictors and this one on the same rows of published sheets (docs/compared.md).
+"""Published predictors and this one on the same rows of published sheets (docs/compared_with.md).
 
 A tool predicts a row or fails; failures count against its coverage. Some peers are columns of the
 sheet, others are optional packages (`research.peers.cost_models` says how to install them):
@@ -24,6 +24,7 @@ import typer
 
 from research.data import data_folder
 from research.held_out import Array, robust_line
+from research.peers import mem_tracker
 from research.peers.cost_models import (
     MEMORY,
     NAN,
@@ -40,7 +41,6 @@ from research.peers.cost_models import (
     simumax_run,
 )
 from research.priors import decoding, neusight_models
-from research.tables import mem_tracker
 from trappm.extensions.transformers.generation import generate
 from trappm.extensions.transformers.model_heads import transformer_times
 from trappm.prediction.fitting import process_memory_mib, simulated_interval

@@ -65,6 +65,7 @@ def test_a_guide_is_short_and_narrow_and_types_one_command_per_block(page):
 def test_guides_and_reference_stay_small():
     assert len(GUIDES) <= 26
     assert sum(len(page.read_text().split()) for page in GUIDES) <= 20_000
+    assert len([*(ROOT / "docs/research").glob("*.md")]) <= 9
 
 
 def test_the_reference_is_of_names_that_there_are():

@@ -28,7 +28,7 @@ MAX_FAILURES = 3
 BASE_BYTES, LABEL_BYTES = 1 << 30, 160 << 10
 """Memory that a learner requests, and the part for each label of the campaign. Measured peaks are
 0.7 GiB with 600 labels, 1.4 GiB with 5,000 and 6.8 GiB with 50,000
-(docs/research/learner_speed.md)."""
+(docs/research/design_notes.md)."""
 
 THREADS = {"OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": str(os.cpu_count() or 1)}
 """Networks and encoders use all cores for each product; Ray gives its workers one. OpenMP threads

@@ -2,7 +2,7 @@
 
 The most uncertain configurations are not the most informative ones: they are often similar to each
 other, or unlike the rest of the pool. `ours` reduces the variance of the whole pool instead.
-docs/research/choosing.md compares the strategies on recorded labels.
+docs/research/acquisition.md compares the strategies on recorded labels.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ WIDTH = 320
 ROWS_AT_ONCE = 8192
 """Bounds the memory of one product."""
 # Round numbers; strategies were compared with them on splits of seeds 100 to 119
-# (docs/research/choosing.md).
+# (docs/research/acquisition.md).
 LANDMARKS = 256
 COMPONENTS = 16
 """Principal components of the embedding."""

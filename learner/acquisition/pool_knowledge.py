@@ -1,6 +1,6 @@
 """Covariances and estimates of a pool before any label, for each metric.
 
-Which labels are most informative hardly depends on their values (docs/research/uncertainty.md), so
+Which labels are most informative hardly depends on their values (docs/research/acquisition.md), so
 the covariance without labels is computed once for a pool, and a strategy can begin without any. On
 a second device, the covariance of step times is that of the difference between devices.
 """
@@ -29,7 +29,7 @@ LEAST_DEVIATION = 0.1
 """Least deviation of the logarithm when predicting out-of-memory runs: a round number above the
 error of simulated memory (docs/research/accuracy.md), since an avoided run gives no label."""
 # Chosen on splits of the published sheets by seeds 100 to 119, which no table judges by
-# (docs/research/choosing.md); `python -m research replay --first-seed 100` runs on them.
+# (docs/research/acquisition.md); `python -m research replay --first-seed 100` runs on them.
 RELEVANCE = 0.5
 """Inverse length scale of the residual, where each group has a mean squared norm of 1."""
 AMPLITUDE = 0.08

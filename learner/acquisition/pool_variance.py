@@ -11,7 +11,7 @@ representation alone decides there.
   (truncated normal, Johnson et al. 1994, section 13.10).
 - **Cost**: with `cost`, the gain is divided by the predicted time of the measurement.
 - **Second device**: the first device's labels leave open only how the constants of both differ,
-  which all workloads share, so the reduction alone decides (docs/research/second_device.md).
+  which all workloads share, so the reduction alone decides (docs/research/acquisition.md).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from trappm.learner.workload import Array
 
 FLOOR = 0.1
 """Least value of each factor, relative to its mean over the candidates (round number). The strategy
-was chosen with it on splits of seeds 100 to 119 (docs/research/choosing.md)."""
+was chosen with it on splits of seeds 100 to 119 (docs/research/acquisition.md)."""
 TINY = 1e-12
 """Keeps quotients finite."""
 

@@ -9,7 +9,7 @@ power on CPUs. Heads serve training and inference: the phase is part of a worklo
 `paper` has TraPPM's networks instead (`learner.heads.network_heads`), which know no physics.
 
 Heads of a device are trained in parallel, one thread with one core each: matrix products and
-XGBoost release the global interpreter lock (docs/research/learner_speed.md).
+XGBoost release the global interpreter lock (docs/research/design_notes.md).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     memory      simulated allocations, and the other memory of a process of today's software
 
 Their intervals are quantiles of the errors on cards held out as a whole, or on architectures held
-out where the card has steps (docs/research/step_time_constants.md). Memory was measured on two
+out where the card has steps (docs/research/step_time.md). Memory was measured on two
 cards only, so its interval is indicative: how far a third card is from both is unknown.
 """
 

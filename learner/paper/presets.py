@@ -90,7 +90,7 @@ PAPER = LearnerPreset(
     ),
 )
 
-# Round sizes for one core of a laptop; not tuned in a whole study (docs/research/networks.md).
+# Round sizes for one core of a laptop; not tuned in a whole study (docs/research/accuracy.md).
 LAPTOP = LearnerPreset(
     name="laptop",
     encoder=EncoderPreset(

@@ -109,7 +109,7 @@ class CompiledStep:
 
 FILE = Path(__file__).with_name("compiled_step.safetensors")
 """Reference: constants of an RTX 4090's eager steps and of its compiled ones, from timm's published
-pairs (Apache-2.0; docs/research/compiled_steps.md)."""
+pairs (Apache-2.0; docs/research/step_time.md)."""
 REFERENCE = "rtx-4090"
 RATIO_90 = {Phase.INFER: 0.20, Phase.TRAIN: 0.37}
 """Bound of the ratio's logarithmic error that 90 % of the steps on a card without compiled labels

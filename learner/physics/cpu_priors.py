@@ -14,7 +14,7 @@ each shape of a product, and a layer with parameters has objects in Python and s
 
 The constants of another CPU (for step time: a part of them) are the start of a fit, not the mean of
 its prior. That was better than a prior around them or cross-validation. Both formulas were chosen
-on 228 configurations on each of two and one thread of two hosts (docs/research/cpu_cores.md).
+on 228 configurations on each of two and one thread of two hosts (docs/research/accuracy.md).
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ class CpuTimePrior(CpuPrior):
     def started_from(self, other: Self) -> Self:
         """Return the prior with the mean constant of another CPU and a quarter of the deviations.
 
-        Larger shares were worse than 0 on other numbers of threads (docs/research/cpu_cores.md).
+        Larger shares were worse than 0 on other numbers of threads (docs/research/accuracy.md).
         """
         speed = other.log_constants.mean()
         return self.with_constants(speed + SHARED * (other.log_constants - speed))

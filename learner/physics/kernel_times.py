@@ -46,7 +46,7 @@ BOUND = 6.0
 """Sharpness of the bend where a kernel reaches the peak of the device; a round number."""
 SHARPNESS = 8.0
 """Power of the smooth minimum over tiles and the smooth maximum of device and host time
-(docs/research/step_time_model.md). Large enough for a maximum, with a slope on both sides."""
+(docs/research/step_time.md). Large enough for a maximum, with a slope on both sides."""
 
 CHUNK = 500
 """Largest number of workloads whose derivatives are computed at once."""
@@ -67,12 +67,12 @@ class Group:
 
 # Rough values from literature and data sheets.
 # Spreads were chosen with the formula, on folds of all published rows
-# (docs/research/step_time_constants.md).
+# (docs/research/step_time.md).
 _SLOWDOWN = (0.6, 0.5, 2.0, 1.8, 0.4, 0.8, 0.8)
 GROUPS = (
     Group("peak", (2,), 0.0, 0.5, common=True),
     Group("bandwidth", (), 0.1, 0.5, common=True),
-    # 3 and 6 us, timed on an H100 (docs/research/h100_day.md); launches hardly differ by card.
+    # 3 and 6 us, timed on an H100 (docs/research/step_time.md); launches hardly differ by card.
     Group("launch", (3,), (0.4, 1.1, 0.5), 0.2, common=True),
     # 27 us: a fit that starts below the time of the device does not see that the host is slower.
     Group("dispatch", (3,), (1.2, 1.2, 0.7), 0.7, common=True),
@@ -185,7 +185,7 @@ class Times:
         """Return features of n workloads: square roots of shares of the device's time, and sizes.
 
         Square roots tell workloads apart by rare kernels, too. In folds of architectures of the
-        three RTX sheets they were better than shares (docs/research/step_time_constants.md).
+        three RTX sheets they were better than shares (docs/research/step_time.md).
         """
         products, streams = terms.products, terms.streams
         parts = [

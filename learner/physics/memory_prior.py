@@ -38,7 +38,7 @@ from trappm.profiler.devices.catalogue import CONTEXT_MIB
 from trappm.profiler.records import MemoryFormat, Phase, Precision
 from trappm.profiler.simulation.training_loop import Loop
 
-# Narrow spreads are best for few labels (docs/research/a100_memory.md).
+# Narrow spreads are best for few labels (docs/research/memory.md).
 SPEC = PriorSpec(
     {
         "process": 0.7,  # more with more libraries loaded
@@ -58,7 +58,7 @@ LABELS_FOR_LOOP = 200
 """Number of labels that distinguishes the loops; a round number. Each is replayed per loop."""
 TYPICAL_ERROR = 0.03
 """Typical error of the logarithm with the right loop: 2.8 % by architecture, rounded up
-(docs/research/a100_memory.md)."""
+(docs/research/memory.md)."""
 
 FEATURE_GROUPS = (
     6,

@@ -23,8 +23,8 @@ from trappm.learner.stats.student_t import map_fit
 from trappm.learner.workload import Array, Workload
 
 TRANSFER_TIGHTNESS = 0.15
-"""Factor on how far single constants move between GPUs (`research/priors/step_time.py` prints the
-errors from the RTX 3090 to the 4090)."""
+"""Factor on how far single constants move between GPUs; chosen from the RTX 3090 to the 4090
+(docs/research/step_time.md)."""
 FIRST_SCALE, LEAST_SCALE = 0.3, 0.01
 """Largest and smallest scale of the errors of the logarithm of a `TermPrior` (round numbers)."""
 

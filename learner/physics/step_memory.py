@@ -30,7 +30,7 @@ labels correct it."""
 
 KEPT_SHARE = 0.5
 """Share of the bytes written by operators other than views that an untraced step keeps
-(docs/research/simulated_memory.md)."""
+(docs/research/memory.md)."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -2,7 +2,7 @@
 
 `kernel_times` has the formula. Its constants start from a specification sheet, so the prior
 predicts without labels. A new device starts from another's constants: the share of the peak that a
-kernel reaches is similar, the peaks are not. docs/research/step_time_model.md has the reason for
+kernel reaches is similar, the peaks are not. docs/research/step_time.md has the reason for
 each term.
 """
 
@@ -33,7 +33,7 @@ from trappm.learner.stats.folds import drawn_rows
 from trappm.learner.workload import Array, Workload
 
 # The form of the fit was chosen on folds of all published rows of step times
-# (docs/research/step_time_model.md); `research/priors/step_time.py` judges it. Round numbers.
+# (docs/research/step_time.md). Round numbers.
 MANY_LABELS = 300
 """Number of labels from which spreads are not learned again without a fold: with fewer, errors on
 the fold would look too small."""

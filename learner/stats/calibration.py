@@ -146,7 +146,7 @@ class LabelledRange:
     """Least and largest label, in the metric's unit; intervals widen far beyond them.
 
     On CPU cores, intervals of step times had 80 % coverage up to three times the largest label and
-    31 % from ten to fifteen times; widened as here, 70 % (`research/priors/cpu_cores.py --beyond`).
+    31 % from ten to fifteen times; widened as here, 70 % (docs/research/intervals.md).
     """
 
     low: float

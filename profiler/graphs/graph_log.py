@@ -1,8 +1,9 @@
 """The graph of one forward pass as it is traced: tensors by identity, operators as ONNX nodes.
 
 Each call becomes the ONNX nodes of PyTorch's exporter (`operators`), so that a model and its file
-have the same graph; docs/research/graphs.md lists the differences. Only what depends on the inputs
-is in the graph: the rest is folded, and its weights count at the node that uses the result.
+have the same graph; docs/research/static_profile.md lists the differences. Only what depends on
+the inputs is in the graph: the rest is folded, and its weights count at the node that uses the
+result.
 """
 
 from __future__ import annotations

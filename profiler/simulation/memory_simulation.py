@@ -46,7 +46,7 @@ WORKSPACE_SHARE: Mapping[int, float] = {
 }
 """Scratch bytes per byte touched, by `ConvolutionKind` * 3 + `Pass`; 0 where absent.
 
-Fitted on published A100 labels (docs/research/simulated_memory.md).
+Fitted on published A100 labels (docs/research/memory.md).
 """
 
 

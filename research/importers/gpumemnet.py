@@ -35,9 +35,9 @@ CAPACITY_MIB = 40_536.0
 AT_CAPACITY_MIB = 38_000.0
 """Most runs that logged at least this much failed at the limit (README of the data)."""
 SAME = 0.02
-"""Relative difference of runs that ended at the same point (docs/research/label_store.md)."""
+"""Relative difference of runs that ended at the same point (docs/research/design_notes.md)."""
 CONTEXT_MIB, PER_TENSOR_MIB, SPIKE = 1_750.0, 1.23, 1.6
-"""Typical memory over the floor (1.23 is the sheet's median, docs/research/label_store.md). Memory
+"""Typical memory over the floor (1.23 is the sheet's median, docs/research/design_notes.md). Memory
 above 1.6 times the typical value is a spike from cuDNN workspaces (README of the data)."""
 LOGGED = ("max_gpu_memory_mib", "faketensor_mib")
 PROTOCOL = Protocol(name="gpumemnet", warmup_steps=0, min_steps=1, max_steps=1)

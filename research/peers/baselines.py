@@ -80,7 +80,7 @@ def mlp() -> TabularEstimator:
 
 @dataclass(frozen=True, kw_only=True)
 class Boosting:
-    """Settings of XGBoost, found by a study on the A100's memory (docs/research/networks.md)."""
+    """Settings of XGBoost, found by a study on the A100's memory (docs/research/accuracy.md)."""
 
     n_estimators: int = 1500
     max_depth: int = 8

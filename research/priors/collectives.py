@@ -1,5 +1,5 @@
 """Constants of links, fitted to published collectives and judged on held-out series
-(docs/research/many_gpus.md).
+(docs/research/step_time.md).
 
 Labels: NCCL's collectives on A100 and H100 nodes (Microsoft Vidur, MIT), on A100 and V100 nodes
 (vTrain, MIT) and on nodes from A100 to B200 (aiconfigurator, Apache-2.0). Each series (a collective

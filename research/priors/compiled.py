@@ -2,7 +2,7 @@
 
 Each seed holds out a fifth of the architectures of one card, whose other eager labels fit the
 card's constants. The ratio to the eager step is learned from pairs of the other architectures, on
-this card or on the other one (docs/research/compiled_steps.md).
+this card or on the other one (docs/research/step_time.md).
 """
 
 from __future__ import annotations

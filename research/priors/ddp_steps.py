@@ -1,5 +1,5 @@
 """Errors of DDP steps on 2 to 16 GPUs, predicted from steps of one GPU
-(docs/research/many_gpus.md).
+(docs/research/step_time.md).
 
 T4 nodes (AdaptDL): constants of sockets and PCIe are fitted to one half of the placements and
 judged on the other, then fitted to two applications and judged on the third. Uneven placements are

@@ -1,4 +1,4 @@
-"""Constants and errors of text generation (docs/research/language_models.md).
+"""Constants and errors of text generation (docs/research/step_time.md).
 
 Labels: optimum-benchmark's runs of Llama-2-7B on an A100 80 GB (Apache-2.0), of which 512 tokens
 follow prompts of 256. Only weights in fp16 are used: GPTQ's are not predicted. With one model, the

@@ -1,4 +1,4 @@
-"""Errors of predicted training times of language models (docs/research/language_models.md).
+"""Errors of predicted training times of language models (docs/research/step_time.md).
 
 Learned constants are judged on held-out models: each model's rows by a fit to all other models.
 """

@@ -1,4 +1,4 @@
-"""Errors of tensor, pipeline and data parallel steps on A100s (docs/research/many_gpus.md).
+"""Errors of tensor, pipeline and data parallel steps on A100s (docs/research/step_time.md).
 
 Labels of one node: vTrain's runs of Megatron-DeepSpeed (MIT), GPT models of eight sizes in 16 bits.
 A hash of the sizes puts half of the models into the part that forms and `LAUNCH_US` were chosen on;

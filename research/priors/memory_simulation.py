@@ -1,4 +1,4 @@
-"""Errors of simulated memory against measured A100 memory (docs/research/simulated_memory.md).
+"""Errors of simulated memory against measured A100 memory (docs/research/memory.md).
 
 Traces each architecture of the published sheet once; replays the traces at the measured batch
 sizes; fits two coefficients, `c0 + c1 * reserved`, on half of the architectures (or families), and

@@ -1,5 +1,5 @@
 """Errors of predictions for cards without labels, and shipped constants of such cards
-(docs/research/other_gpus.md, docs/research/step_time_constants.md).
+(docs/research/step_time.md).
 
 Each card with labels is held out as a whole: its step times are predicted from its data sheet and
 the other cards' labels, and again with kernels of its own where they were timed; then, by held-out

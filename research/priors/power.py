@@ -1,4 +1,4 @@
-"""Errors of power, energy and time of steps under power limits (docs/research/power.md).
+"""Errors of power, energy and time of steps under power limits (docs/research/accuracy.md).
 
 Labels: Zeus's training on a V100 and a P100 under limits (ResNet-50; ShuffleNet V2 at 32 px and
 BERT, whose structures `power_labels` has), and our own of an H100 (examples/data/h100). Held out

@@ -1,4 +1,4 @@
-"""Step times of a V100 from few kernels and few steps (docs/research/step_time_constants.md).
+"""Step times of a V100 from few kernels and few steps (docs/research/step_time.md).
 
 pycls' V100 steps in fp32 are judged after 0 to 100 V100 labels, with and without V100 kernels: from
 what other devices have in common, from an A100's constants, and from the specification alone.

@@ -65,7 +65,7 @@ def our_labels(file: str) -> list[Measurement]:
 
 
 def our_attempts(file: str | Path) -> list[Measurement]:
-    """Return all measurements of a file of `OUR_OWN` or at an absolute path, also compressed.
+    """Return all measurements of a file of `OUR_OWN`, also compressed.
 
     Raises:
         InputError: The file is missing or cannot be read.

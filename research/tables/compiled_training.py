@@ -1,5 +1,5 @@
 """Compiled training steps of PyTorch's dashboard on an A100, next to ours
-(docs/research/compiled_steps.md).
+(docs/research/step_time.md).
 
 The sheet has the ratio of the compiled to the eager step's time, and of their peaks of allocated
 memory. No constant of compiled steps was fitted to it. Its PyTorch is of March 2023.

@@ -1,6 +1,6 @@
 """Figures of docs/how_it_works.md and docs/research/intervals.md.
 
-Learning curves and coverage come from tables in docs/research/choosing.md and
+Learning curves and coverage come from tables in docs/research/acquisition.md and
 docs/research/intervals.md, and errors from the manifest of the shipped snapshot.
 """
 
@@ -46,7 +46,7 @@ def curves(text: str, heading: str) -> dict[str, list[float]]:
 
 
 def draw_curves(folder: Path) -> None:
-    text = (ROOT / "docs/research/choosing.md").read_text()
+    text = (ROOT / "docs/research/acquisition.md").read_text()
     figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.4))
     for place, heading, title in (
         (axes[0], "Step time (", "Step time, RTX 3090 training"),

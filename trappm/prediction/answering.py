@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from trappm.prediction.models.subjects import Subject
 
 SIMULATED_ERROR = 0.05
-"""Deviation of the logarithm; errors are 0.5 to 6 % (docs/research/language_models.md)."""
+"""Deviation of the logarithm; errors are 0.5 to 6 % (docs/research/memory.md)."""
 KERNELS_REMARK = (
     "No model like this one was measured: memory is simulated, and step time is computed from the "
     "kernels."

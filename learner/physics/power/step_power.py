@@ -26,7 +26,7 @@ DRAWS = 100
 SEED = 1337
 UNTIMED = 1.6
 """Factor of the interval of a step time that no head predicts: devices held out
-(docs/research/step_time_model.md)."""
+(docs/research/step_time.md)."""
 MOST_SLOWER = 1.05
 """Largest ratio of the times at the most efficient limit and at the factory setting."""
 WAITING_NOISE = 0.25

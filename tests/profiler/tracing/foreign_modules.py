@@ -1,8 +1,7 @@
 """Modules that nobody wrote for TraPPM, as people write theirs: small, and with their inputs.
 
 Hugging Face's models and torchvision's are made from configurations, without weights.
-`test_foreign_modules.py` checks what is answered about each against a real step on the CPU;
-`research/tables/foreign_modules.py` prints the table of docs/research/foreign_modules.md.
+`test_foreign_modules.py` checks what is answered about each against a real step on the CPU.
 """
 
 from __future__ import annotations

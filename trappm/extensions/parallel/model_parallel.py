@@ -37,7 +37,7 @@ WIDE = 2.5
 SUMS_PER_PASS = 2
 """Sums of a block's result per pass: after attention and after the MLP."""
 LAUNCH_US = 65.0
-"""Host time per kernel of Megatron-DeepSpeed, fitted to A100 nodes (docs/research/many_gpus.md)."""
+"""Host time per kernel of Megatron-DeepSpeed, fitted to A100 nodes (docs/research/step_time.md)."""
 FUSED_HEADS = 4
 """Divisor of heads times samples of a rank without which Megatron-LM's softmax is not fused."""
 UNFUSED_KERNELS = 5

@@ -114,7 +114,7 @@ BUCKETS_MIB = (1.0, 25.0)
 """Sizes of the first bucket of `DistributedDataParallel` and of the others."""
 SCATTER = 0.05
 """Relative standard deviation of a rank's step time, estimated as 0.05 in nodes of A100s and 0.08
-in nodes of V100s (docs/research/many_gpus.md)."""
+in nodes of V100s (docs/research/step_time.md)."""
 
 
 @dataclass(frozen=True, kw_only=True)

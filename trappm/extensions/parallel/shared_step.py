@@ -55,7 +55,7 @@ FRAGMENTS = 0.1
 MIXED_REMARK = "On several GPUs, 16-bit parameters have main copies in fp32, as in Megatron-LM."
 MIXED_ERRORS = 0.88, 1.13
 """Measured over predicted memory in mixed precision: bounds of 90 % of bigscience's 77 runs with
-their shape, on which the bytes per parameter were chosen (docs/research/many_gpus.md)."""
+their shape, on which the bytes per parameter were chosen (docs/research/memory.md)."""
 PROCESS = "allocator_and_libraries"
 """Key of the GPU memory that the step's tensors do not use."""
 

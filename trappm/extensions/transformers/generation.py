@@ -52,7 +52,7 @@ class GenerationFactors(NamedTuple):
     """Constants of generation, in addition to those of the device.
 
     `python -m research fit-priors decoding` prints them and the errors above; their source is
-    Llama-2-7B in fp16 on an A100 (docs/research/language_models.md).
+    Llama-2-7B in fp16 on an A100 (docs/research/step_time.md).
     """
 
     dispatch_us: float = 18.0

@@ -44,7 +44,7 @@ LAUNCH_US = (3.0, 6.0)
 """Minimum time of a product kernel and of another kernel on a device that does not wait."""
 DISPATCH_US = 30.0
 """Host time per eager PyTorch operator, rounded from an H100 node like `LAUNCH_US`
-(docs/research/h100_day.md); launches in older image labels include the time of slower hosts."""
+(docs/research/step_time.md); launches in older image labels include the time of slower hosts."""
 HOST_RANGE = 2.0
 """Assumed ratio between the fastest or slowest and a typical host, a rounded value."""
 
