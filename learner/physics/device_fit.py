@@ -21,7 +21,7 @@ from trappm.learner.workload import Array
 NOISE_DEGREES = 3.0
 """Degrees of freedom of the Student-t error."""
 LEAST_NOISE = 0.02
-"""Least noise of the logarithm, below the error of docs/research/step_time_model.md alone."""
+"""Least noise of the logarithm, below the error of docs/research/step_time.md alone."""
 FEW = 10.0
 """Number of labels that a fit can meet by chance, which raises the least noise."""
 ITERATIONS = 40

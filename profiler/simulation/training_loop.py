@@ -47,7 +47,7 @@ class Implementation(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterGroup:
-    """Parameters that an optimizer treats alike, and how: a group of `torch.optim`."""
+    """Parameters with the same options of the optimizer: a group of `torch.optim`."""
 
     optimizer: Optimizer
     implementation: Implementation = Implementation.FOREACH

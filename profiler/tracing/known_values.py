@@ -22,7 +22,7 @@ from trappm.profiler.host.procfs import available_memory_mib
 from trappm.profiler.tracing.kernel_log import tensors_of
 
 USUAL = {"isnan": False, "isinf": False, "isneginf": False, "isposinf": False, "isfinite": True}
-"""What functions that look for unusual numbers return for every element of a usual tensor."""
+"""Results of functions that look for unusual numbers, for each element of a usual tensor."""
 _UNIFORM = frozenset(("any", "all", "amax", "amin"))
 """Operators that are not element by element, but return the value of a uniform tensor."""
 _SOFTMAX = (torch.ops.aten._softmax.default, torch.ops.aten._log_softmax.default)

@@ -1,6 +1,6 @@
 """Strategies that only replays offer: draws by family, coverage, LCMD, and variants of `ours`.
 
-docs/research/choosing.md compares them; campaigns offer the strategies of
+docs/research/acquisition.md compares them; campaigns offer the strategies of
 `trappm.learner.acquisition`.
 """
 

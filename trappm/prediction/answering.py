@@ -563,7 +563,12 @@ class _Inquiry:
         return 1 + (passes - 1) * share
 
     def _of_all_passes(self, figures: dict[str, Interval], longer: float) -> dict[str, Interval]:
-        """Return the figures of a step of all passes, which is so many times longer than one."""
+        """Return the figures of a step of all passes from those of a step of one pass.
+
+        Args:
+            figures: Median, low and high by name.
+            longer: Time of the step of all passes relative to that of one pass.
+        """
         passes = self._question.accumulation
         if passes == 1:
             return figures

@@ -53,7 +53,7 @@ def loop_for(
 ) -> tuple[TrainingLoop, str | None]:
     """Return a loop with the groups of an optimizer of this module, and a remark on what is left.
 
-    An optimizer that treats all trainable parameters alike has a loop without groups. So has one of
+    An optimizer with one group of all trainable parameters has a loop without groups. So has one of
     another module's parameters, which is taken as the kind of optimizer.
 
     Args:
