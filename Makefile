@@ -61,9 +61,10 @@ test-slow: $(INSTALLED) ## run the tests that take minutes
 test-gpu: $(INSTALLED) ## run the tests that need an NVIDIA GPU
 	@$(BIN)/python -m pytest -m gpu $(ARGS)
 
-lint: $(INSTALLED) ## check style and formatting
+lint: $(INSTALLED) ## check style, formatting and imports
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@$(BIN)/lint-imports --no-cache --no-logo
 
 types: $(INSTALLED) ## check types
 	@$(BIN)/mypy
