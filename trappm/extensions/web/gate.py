@@ -2,6 +2,9 @@
 
 Plain ASGI middleware also covers static files. Slow clients, fairness between clients and TLS are
 left to a reverse proxy (docs/serving.md).
+
+FastAPI's `HTTPBearer` reads the body before it checks the token and leaves unknown routes open.
+Starlette's `RequestBodyLimitMiddleware` responds in plain text, without problem details.
 """
 
 from __future__ import annotations
