@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -25,9 +26,17 @@ for module in pkgutil.walk_packages(trappm.__path__, "trappm."):
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory):
-    """A copy of the sources."""
+    """A copy of the sources, with the metadata that an installation writes."""
     folder = tmp_path_factory.mktemp("tree")
     shutil.copy(ROOT / "pyproject.toml", folder)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    metadata = folder / f"trappm-{project['version']}.dist-info"
+    metadata.mkdir()
+    head = f"Metadata-Version: 2.4\nName: trappm\nVersion: {project['version']}\n"
+    (metadata / "METADATA").write_text(head)
+    entries = project["entry-points"]["trappm.extensions"].items()
+    lines = [f"{name} = {package}\n" for name, package in entries]
+    (metadata / "entry_points.txt").write_text("[trappm.extensions]\n" + "".join(lines))
     for name in (*PACKAGES, *READ_BY_TESTS, "tests"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=ignored)
