@@ -36,8 +36,8 @@ HOMES = {
     "sqlalchemy": {"store"},
     "timm": {"profiler"},
     "torchvision": {"profiler"},
-    "onnx": {"profiler"},
-    "onnx_tool": {"profiler"},
+    "onnx": {"trappm"},
+    "onnx_tool": set(),
     "pynvml": {"profiler"},
     "torch_geometric": {"learner"},
     "optuna": {"trappm"},
@@ -55,6 +55,7 @@ FOLDERS = {
     "starlette": {"trappm/extensions/web", "trappm/extensions/web/page"},
     "uvicorn": {"trappm/extensions/web"},
     "prometheus_client": {"trappm/extensions/web"},
+    "onnx": {"trappm/extensions/onnx"},
     "optuna": {"trappm/extensions/integrations"},
 }
 

@@ -36,6 +36,7 @@ def tree(tmp_path_factory):
     (metadata / "METADATA").write_text(head)
     entries = project["entry-points"]["trappm.extensions"].items()
     lines = [f"{name} = {package}\n" for name, package in entries]
+    (folder / "model.onnx").write_bytes(b"any")
     (metadata / "entry_points.txt").write_text("[trappm.extensions]\n" + "".join(lines))
     for name in (*PACKAGES, *READ_BY_TESTS, "tests"):
         ignored = shutil.ignore_patterns("__pycache__")
@@ -64,6 +65,7 @@ def failure(tree, *arguments):
 
 
 MISSING = {
+    "onnx": ("model.onnx", "a100", "ONNX files need the extension trappm.extensions.onnx"),
     "transformers": ("hf:gpt2", "a100", "hf:gpt2: no installed extension has models with"),
     "parallel": ("resnet18", "a100x2", "'a100x2'"),
 }

@@ -150,6 +150,7 @@ def test_invalid_fields_are_named_in_the_error(server, change, status, words):
     assert response.json["hint"] or "both" in response.json["detail"]
 
 
+@pytest.mark.extension("onnx")
 def test_json_is_read_for_any_content_type_and_files_on_upload_routes(server):
     """Check the content type that `curl -d` sends with JSON."""
     for kind in ("application/x-www-form-urlencoded", "text/plain"):

@@ -330,6 +330,7 @@ def test_compare_finds_the_fastest_and_cheapest_device_and_model(printed, as_jso
     assert all("4 (prices known: 2 of 3 GPUs), best fit: " in line for line in of_models)
 
 
+@pytest.mark.extension("onnx")
 def test_cached_answers_need_no_heavy_imports(file, answer):
     """A new process answers from what is kept: nothing dear is imported."""
     program = (
@@ -358,6 +359,7 @@ def test_mfu_is_the_published_arithmetic_of_a_model_over_the_peak():
     assert trappm.predict("resnet18", device="cpu-2t").mfu_percent is None
 
 
+@pytest.mark.extension("onnx")
 def test_damaged_profiles_are_replaced(home, file):
     before = trappm.predict(file, device="a100").memory_mib
     for path in (home / "profiles").iterdir():
