@@ -8,6 +8,7 @@ asks every extension for a module of one name and uses what it defines:
     model_files    models in files, such as ONNX (`trappm.prediction.models.tracers.file_tracer`)
     model_heads    heads for models of such a source (`trappm.prediction`)
     device_kinds   devices of several members, such as `a100x4` (`devices.device_kinds`)
+    step_power     power of a step by its kernels, and under a limit (`prediction.costs`)
     commands       commands of the command line
 
 These modules import optional libraries inside functions, so one that is not installed only
@@ -16,10 +17,12 @@ disables its own feature. The lookup runs once per process, also in Ray workers.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 
 _GROUP = "trappm.extensions"
@@ -30,6 +33,13 @@ def extension_modules(name: str) -> tuple[ModuleType, ...]:
     """Import the module of this name from every extension that has one, sorted by extension."""
     paths = (f"{package}.{name}" for package in _packages())
     return tuple(import_module(path) for path in paths if find_spec(path) is not None)
+
+
+def extension_folders() -> Iterator[Path]:
+    """Yield the folders of all installed extensions."""
+    for package in _packages():
+        spec = find_spec(package)
+        yield from map(Path, (spec and spec.submodule_search_locations) or ())
 
 
 @cache

@@ -36,9 +36,9 @@ def run(tmp_path):
     (package / "commands.py").write_text(COMMANDS)
     path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
 
-    def run(*words):
+    def run(*words, program="from trappm.cli import main; main()"):
         done = subprocess.run(
-            [sys.executable, "-c", "from trappm.cli import main; main()", *words],
+            [sys.executable, "-c", program, *words],
             env=os.environ | {"PYTHONPATH": path, "TRAPPM_HOME": str(tmp_path / "home")},
             capture_output=True, text=True, check=False,
         )  # fmt: skip
@@ -57,6 +57,11 @@ def test_missing_packages_are_skipped(run):
     assert "greet" in shown
     for package in ("parallel", "roofline", "web"):  # which may have been deleted
         assert (ROOT / "trappm/extensions" / package).exists() == (COMMAND_OF[package] in shown)
+
+
+def test_cached_answers_depend_on_extensions_of_others(run, tmp_path):
+    program = "from trappm.prediction import answer_cache; print(answer_cache._code())"
+    assert str(tmp_path / "their_extension" / "commands.py") in run(program=program)
 
 
 COMMAND_OF = {"parallel": "scale", "roofline": "roofline", "web": "serve"}

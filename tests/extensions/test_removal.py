@@ -65,11 +65,15 @@ def failure(tree, *arguments):
 
 
 MISSING = {
-    "onnx": ("model.onnx", "a100", "ONNX files need the extension trappm.extensions.onnx"),
-    "transformers": ("hf:gpt2", "a100", "hf:gpt2: no installed extension has models with"),
-    "parallel": ("resnet18", "a100x2", "'a100x2'"),
+    "onnx": ("model.onnx", "ONNX files need the extension trappm.extensions.onnx"),
+    "parallel": ("resnet18 --device a100x2", "'a100x2'"),
+    "power_limits": (
+        "resnet18 --device v100 --power-limit 200",
+        "a power limit of 200 W needs the extension trappm.extensions.power_limits",
+    ),
+    "transformers": ("hf:gpt2", "hf:gpt2: no installed extension has models with"),
 }
-"""Model and device that need an extension, and part of the error without it."""
+"""Question that needs an extension, and part of the error without it."""
 
 
 @pytest.mark.slow
@@ -85,8 +89,8 @@ def test_the_core_works_without_an_extension(tree, tmp_path, name):
         answer = run(tree, *command, "predict", "resnet18", "--batch-size", "4", "--device", "a100")
         assert "A100 40 GB" in answer
         if name in MISSING:
-            model, device, words = MISSING[name]
-            error = failure(tree, *command, "predict", model, "--device", device)
+            question, words = MISSING[name]
+            error = failure(tree, *command, "predict", *question.split())
             assert error.startswith("trappm: error: ")
             assert words in error
             assert error.count("\n") == 1
