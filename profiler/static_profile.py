@@ -22,7 +22,6 @@ from trappm.profiler.simulation.step_trace import TRACED_BATCH_SIZES, StepTrace
 from trappm.profiler.tracing.fusion import prefers_channels_last
 from trappm.profiler.tracing.tracer import StepOptions, Tracer
 
-
 USUAL_VALUES = "The step looks for infinite numbers and NaN; it is taken to find none."
 """Remark on a step that depends on such a look."""
 

@@ -38,6 +38,7 @@ def plain(prediction):
     return json.loads(json.dumps(prediction.to_dict()))
 
 
+@pytest.mark.extension("power_limits")
 @FEW
 @given(
     st.fixed_dictionaries(
