@@ -1,23 +1,18 @@
 """The static profile of a model: graph, allocations and kernels without running it.
 
     timm name or module ----> graph template (every batch size) + step profile
-    ONNX file --> a module rebuilt from it --> the same of this one
 
-A model by its name and as a file have the same graph, except for the differences in
-docs/research/static_profile.md. The step profile, from the same trace, has allocations, kernels,
-saved bytes and trained parameters.
+The step profile, from the same trace, has allocations, kernels, saved bytes and trained parameters.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from torch import nn
 
 from trappm.profiler.errors import TrappmError, UnsupportedModelError
-from trappm.profiler.models.model_input import FileInputs, Inputs, Sample
+from trappm.profiler.models.model_input import Inputs, Sample
 from trappm.profiler.models.on_meta import on_meta
 from trappm.profiler.models.sources import source_of
 from trappm.profiler.records import GraphTemplate, MemoryFormat, Phase, Precision
@@ -26,10 +21,6 @@ from trappm.profiler.simulation.step_profile import StaticProfile, StepProfile, 
 from trappm.profiler.simulation.step_trace import TRACED_BATCH_SIZES, StepTrace
 from trappm.profiler.tracing.fusion import prefers_channels_last
 from trappm.profiler.tracing.tracer import StepOptions, Tracer
-
-if TYPE_CHECKING:
-    from trappm.profiler.onnx_files.module import RebuiltModule
-
 
 USUAL_VALUES = "The step looks for infinite numbers and NaN; it is taken to find none."
 """Remark on a step that depends on such a look."""
@@ -199,73 +190,3 @@ def _graph(tracer: Tracer, model: str | nn.Module, inputs: int | Inputs) -> Grap
         name: str = model if isinstance(model, str) else model._get_name()  # type: ignore[no-untyped-call]
         what = _inputs(model, inputs)
         raise UnsupportedModelError(f"{name} at {what}: {error}") from error
-
-
-def file_profile(
-    path: Path, input_size: int | None = None, *, is_tokens: bool = False
-) -> StaticProfile:
-    """Return the static profile of an ONNX file: that of a module rebuilt from it.
-
-    A file with a fixed batch size has a graph and a step for that one only.
-
-    Raises:
-        ModelFileError, InputError, UnsupportedModelError: As `rebuilt`, and as `graph_template`.
-    """
-    module, sample, batch_size = rebuilt(path, input_size, is_tokens=is_tokens)
-    batch_sizes = TRACED_BATCH_SIZES if batch_size is None else (batch_size, batch_size)
-    tracer = _tracer(module, sample, batch_sizes=batch_sizes)
-    profile = _profile(tracer, module, sample, StepSource.REBUILT)
-    if profile.step is None:
-        return profile
-    return replace(profile, step_remark=_remark(profile.graph, module.restored_norms))
-
-
-def rebuilt(
-    path: Path, input_size: int | None = None, *, is_tokens: bool = False
-) -> tuple[RebuiltModule, Inputs, int | None]:
-    """Return a module rebuilt from an ONNX file, its inputs, and its batch size.
-
-    The batch size is None if the file leaves it open.
-
-    Args:
-        path: The file.
-        input_size: Size of its open axes except the batch, in pixels or tokens.
-        is_tokens: True if it is a number of tokens.
-
-    Raises:
-        ModelFileError: As `load_checked`, or a size is open.
-        InputError: `input_size` contradicts the file.
-        UnsupportedModelError: No module can be made of it.
-    """
-    from trappm.profiler.onnx_files.folded_norms import with_norms
-    from trappm.profiler.onnx_files.module import RebuiltModule
-    from trappm.profiler.onnx_files.opening import input_shapes, load_checked
-
-    model = with_norms(load_checked(path))
-    try:
-        module = RebuiltModule(model, str(path))
-    except UnsupportedModelError as error:
-        raise UnsupportedModelError(f"{path}: {error}") from error
-    shapes, batch_size = input_shapes(path, model, input_size, is_tokens=is_tokens)
-    return module, FileInputs(tuple(shapes), module.input_types), batch_size
-
-
-def _remark(graph: GraphTemplate, restored_norms: int) -> str | None:
-    """Return a remark on batch norms that the exporter folded, or None."""
-    if restored_norms:
-        return (
-            f"{restored_norms} batch norms that the exporter folded into convolutions "
-            "are put back, as training needs them"
-        )
-    kinds = set(graph.operators)
-    if "Conv" in kinds and not any(kind.endswith("Normalization") for kind in kinds):
-        return _NO_NORM
-    return None
-
-
-_NO_NORM = (
-    "no BatchNormalization in the file; if the exporter folded it into convolutions, training "
-    "needs more memory than this: export again with torch.onnx.export(..., dynamo=True, "
-    "optimize=False), or by the older exporter with dynamo=False, do_constant_folding=False"
-)
-"""Remark on files without batch norms, for the exporters of PyTorch 2.13."""

@@ -24,10 +24,9 @@ from torch.onnx.utils import register_custom_op_symbolic, unregister_custom_op_s
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trappm.profiler.errors import TrappmError
-from trappm.profiler.onnx_files.opening import BUFFERS_KEY
 from trappm.profiler.records import GraphTemplate
 from trappm.profiler.simulation.step_trace import TRACED_BATCH_SIZES
-from trappm.profiler.static_profile import _graph, _tracer, rebuilt
+from trappm.profiler.static_profile import _graph, _tracer
 
 OPSET = 17
 """Pinned: operators, and so MACs and memory, differ between opsets."""
@@ -49,6 +48,8 @@ def export_onnx(
         path: the file to write.
         batch_size: None for a dynamic batch axis, else the one batch size of the file.
     """
+    from trappm.extensions.onnx.opening import BUFFERS_KEY
+
     module = _uninitialised(model, input_size) if isinstance(model, str) else model
     axes = {IMAGE: {0: "batch"}, "logits": {0: "batch"}} if batch_size is None else None
     buffer = io.BytesIO()
@@ -75,6 +76,8 @@ def export_onnx(
 
 def file_graph(path: Path, input_size: int | None = None) -> GraphTemplate:
     """The graph alone of an ONNX file: that of `file_profile`, without its training step."""
+    from trappm.extensions.onnx.file_profile import rebuilt
+
     module, inputs, batch_size = rebuilt(path, input_size)
     batch_sizes = TRACED_BATCH_SIZES if batch_size is None else (batch_size, batch_size)
     return _graph(_tracer(module, inputs, batch_sizes=batch_sizes), module, inputs)

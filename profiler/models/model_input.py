@@ -322,30 +322,6 @@ def _is_graph(kind: type) -> bool:
 
 
 @dataclass(frozen=True)
-class FileInputs(Inputs):
-    """Positional inputs of a module rebuilt from a file."""
-
-    shapes: tuple[tuple[int | None, ...], ...]
-    """Shape of each; None for the batch axis."""
-    dtypes: tuple[torch.dtype, ...]
-
-    def tensors(self, batch_size: int) -> _Batch:
-        import torch
-
-        shapes = [[batch_size if n is None else n for n in shape] for shape in self.shapes]
-        return tuple(
-            torch.empty(shape, dtype=dtype, device="meta")
-            for shape, dtype in zip(shapes, self.dtypes, strict=True)
-        ), {}
-
-    def __str__(self) -> str:
-        return " and ".join(
-            f"({', '.join('batch' if size is None else str(size) for size in shape)})"
-            for shape in self.shapes
-        )
-
-
-@dataclass(frozen=True)
 class Field:
     """One tensor of a model's inputs."""
 

@@ -23,10 +23,11 @@ from research.priors import IsWriting
 from research.priors.power_fit import Fitted, fit
 from research.priors.power_labels import EPOCHS, Rows, h100, zeus
 from research.priors.steps import TRACES, Traces
+from trappm.extensions.power_limits.card_power import CardPower
+from trappm.extensions.power_limits.step_power import UNTIMED, StepPower
 from trappm.learner.estimator import Targets
 from trappm.learner.heads.metric_head import Ours
-from trappm.learner.physics.power.power_prior import MEASURED, UNKNOWN, CardPower, PowerPrior, write
-from trappm.learner.physics.power.step_power import UNTIMED, StepPower
+from trappm.learner.physics.power.power_prior import MEASURED, UNKNOWN, PowerPrior, write
 from trappm.learner.physics.step_time_prior import StepTimePrior
 
 FOLDS = 5

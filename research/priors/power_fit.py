@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from trappm.learner.physics.power.operating_point import CONSTANTS, Loads, Sheet, Steps
-from trappm.learner.physics.power.power_prior import Normal
+from trappm.extensions.power_limits.operating_point import Sheet, Steps
+from trappm.learner.physics.power.loads import Loads
+from trappm.learner.physics.power.power_prior import CONSTANTS, Normal
 from trappm.learner.stats.student_t import map_fit, precisions
 
 Array = npt.NDArray[np.float64]

@@ -22,9 +22,10 @@ from torch.nn import functional
 from research.priors.power_fit import Labels
 from research.priors.steps import kernels, traced_label
 from research.snapshot.shipped_sheets import H100_FILES, our_attempts
+from trappm.extensions.power_limits.operating_point import Sheet
 from trappm.learner.physics.device_specs import spec_of
 from trappm.learner.physics.devices.known_devices import known_devices
-from trappm.learner.physics.power.operating_point import Sheet, loads_of
+from trappm.learner.physics.power.loads import loads_of
 from trappm.learner.physics.power.power_prior import MEASURED
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.snapshots.snapshot import load_snapshot

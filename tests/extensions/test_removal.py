@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -25,9 +26,18 @@ for module in pkgutil.walk_packages(trappm.__path__, "trappm."):
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory):
-    """A copy of the sources."""
+    """A copy of the sources, with the metadata that an installation writes."""
     folder = tmp_path_factory.mktemp("tree")
     shutil.copy(ROOT / "pyproject.toml", folder)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    metadata = folder / f"trappm-{project['version']}.dist-info"
+    metadata.mkdir()
+    head = f"Metadata-Version: 2.4\nName: trappm\nVersion: {project['version']}\n"
+    (metadata / "METADATA").write_text(head)
+    entries = project["entry-points"]["trappm.extensions"].items()
+    lines = [f"{name} = {package}\n" for name, package in entries]
+    (folder / "model.onnx").write_bytes(b"any")
+    (metadata / "entry_points.txt").write_text("[trappm.extensions]\n" + "".join(lines))
     for name in (*PACKAGES, *READ_BY_TESTS, "tests"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=ignored)
@@ -55,10 +65,15 @@ def failure(tree, *arguments):
 
 
 MISSING = {
-    "transformers": ("hf:gpt2", "a100", "hf:gpt2: no installed extension has models with"),
-    "parallel": ("resnet18", "a100x2", "'a100x2'"),
+    "onnx": ("model.onnx", "ONNX files need the extension trappm.extensions.onnx"),
+    "parallel": ("resnet18 --device a100x2", "'a100x2'"),
+    "power_limits": (
+        "resnet18 --device v100 --power-limit 200",
+        "a power limit of 200 W needs the extension trappm.extensions.power_limits",
+    ),
+    "transformers": ("hf:gpt2", "hf:gpt2: no installed extension has models with"),
 }
-"""Model and device that need an extension, and part of the error without it."""
+"""Question that needs an extension, and part of the error without it."""
 
 
 @pytest.mark.slow
@@ -74,8 +89,8 @@ def test_the_core_works_without_an_extension(tree, tmp_path, name):
         answer = run(tree, *command, "predict", "resnet18", "--batch-size", "4", "--device", "a100")
         assert "A100 40 GB" in answer
         if name in MISSING:
-            model, device, words = MISSING[name]
-            error = failure(tree, *command, "predict", model, "--device", device)
+            question, words = MISSING[name]
+            error = failure(tree, *command, "predict", *question.split())
             assert error.startswith("trappm: error: ")
             assert words in error
             assert error.count("\n") == 1

@@ -17,14 +17,17 @@ def test_the_label_export_is_as_recorded():
     assert golden.label_export() == golden.read("label_export.json")
 
 
+@pytest.mark.extension("power_limits")
 def test_the_json_of_commands_has_the_recorded_keys():
     assert golden.json_shapes() == golden.read("json_shapes.json")
 
 
+@pytest.mark.extension("power_limits")
 def test_a_sample_of_predictions_is_as_recorded():
     assert_as_recorded(golden.read("predictions.json")[::EVERY])
 
 
+@pytest.mark.extension("power_limits")
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_all_predictions_are_as_recorded():

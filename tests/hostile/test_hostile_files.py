@@ -19,9 +19,10 @@ import pytest
 from hostile_files import SECRET, hostile_files, tensors_at
 
 from trappm.cli import run
-from trappm.prediction.models.tracers import FileTracer, OutsideTracer, TracingProcess
+from trappm.prediction.models.tracers import OutsideTracer, TracingProcess, file_tracer
 from trappm.profiler.errors import ModelFileError, UnsupportedModelError
 
+pytestmark = pytest.mark.extension("onnx")
 EVERY = 17
 """Of the files, a sample stands for the others in the default run."""
 
@@ -56,7 +57,7 @@ def process():
 def outcome(process, path, content):
     path.write_bytes(content)
     try:
-        _, profile = OutsideTracer(process, FileTracer(str(path), None), path.name).profile()
+        _, profile = OutsideTracer(process, file_tracer(str(path), None), path.name).profile()
     except (ModelFileError, UnsupportedModelError) as error:
         return type(error).__name__, str(error)
     return "answered", str(profile.step_refusal)

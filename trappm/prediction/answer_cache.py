@@ -19,13 +19,14 @@ from trappm.learner.snapshots.manifest import MANIFEST
 from trappm.prediction.costs import FILE as PRICES
 from trappm.prediction.models.profile_cache import tracing_versions
 from trappm.prediction.prediction import Prediction
+from trappm.profiler.extensions import extension_folders
 from trappm.profiler.files.whole_file import made_whole
 from trappm.profiler.host.environment import data_folder
 
 MAX_ENTRIES = 1000
 MAX_BYTES = 16 << 20
 _CODE = Path(__file__).parents[1]
-"""Package folder, which includes the shipped snapshot."""
+"""Package folder, which includes the shipped snapshot and extensions."""
 
 
 def cached_predictions(
@@ -70,7 +71,8 @@ def _name(identity: object, snapshot: str | Path | None) -> str:
 
 @cache
 def _code() -> list[tuple[str, int, int]]:
-    return list(_files(_CODE))
+    others = [place for place in extension_folders() if not place.is_relative_to(_CODE)]
+    return [row for place in (_CODE, *others) for row in _files(place)]
 
 
 def _files(place: Path) -> Iterator[tuple[str, int, int]]:

@@ -55,8 +55,8 @@ from trappm.profiler.simulation.step_profile import StepSource
 from trappm.profiler.simulation.training_loop import Loop
 
 if TYPE_CHECKING:
-    from trappm.learner.physics.power.step_power import Interval
     from trappm.learner.snapshots.manifest import CompiledRatio
+    from trappm.prediction.costs import Interval
     from trappm.prediction.models.subjects import Subject
 
 SIMULATED_ERROR = 0.05

@@ -16,14 +16,16 @@ from typing import TYPE_CHECKING, Any
 from trappm.profiler.devices.base import rank_key
 from trappm.profiler.devices.catalogue import card_of
 from trappm.profiler.errors import InputError, one_line
+from trappm.profiler.extensions import extension_modules
 from trappm.profiler.files.untrusted import load_yaml
 from trappm.profiler.host.environment import data_folder
 
 if TYPE_CHECKING:
     from trappm.learner.heads.predictions import DeviceHeads
-    from trappm.learner.physics.power import BestPowerLimit
-    from trappm.learner.physics.power.step_power import Interval
     from trappm.learner.workload import Workload
+
+Interval = tuple[float, float, float]
+"""Median, low and high."""
 
 FILE = "prices.yaml"
 MAX_BYTES = 1 << 20
@@ -81,6 +83,18 @@ class Run:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BestPowerLimit:
+    """Power limit with the least energy per step and at most 5 % more time."""
+
+    power_limit_w: float
+    step_time_ms: float
+    power_w: float
+    energy_j: float
+    saved: float
+    """Energy saved, as a share of the energy at the factory setting."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Power:
     """Power of a step that no head predicts."""
 
@@ -106,7 +120,7 @@ def power_of_step(
     step_time_ms: Interval | None,
     limit_w: float | None,
 ) -> Power:
-    """Return power and energy of a step on a card, by its kernels.
+    """Return power and energy of a step on a card, by its kernels; an extension computes them.
 
     Args:
         workload: Step, with its kernels if they could be traced.
@@ -116,36 +130,19 @@ def power_of_step(
         limit_w: Power limit (default: factory setting).
 
     Raises:
-        InputError: The card has no such limit, or its power is unknown.
+        InputError: The card has no such limit, its power is unknown, or no installed extension
+            knows limits.
     """
-    from trappm.learner.heads.device_heads import Heads
-    from trappm.learner.physics.power.power_prior import power_of
-    from trappm.learner.physics.power.step_power import StepPower
-    from trappm.learner.physics.step_time_prior import StepTimePrior
-
-    known = power_of(card_of(card))
-    if known is None or workload.kernels is None:
-        if limit_w is not None:
-            why = f"of the power of {card}" if known is None else "of the kernels of this model"
-            raise InputError(f"nothing is known {why}, so not what a power limit does to it")
-        return Power()
-    head = heads.heads.get("step_time_ms") if isinstance(heads, Heads) else None
-    times = head.prior if head is not None and isinstance(head.prior, StepTimePrior) else None
-    step = StepPower(workload, times, card, known, step_time_ms)
-    figures = step.under(known.limit_w if limit_w is None else limit_w)
-    time_ms, low, high = figures["step_time_ms"]
-    if step_time_ms is None:
-        del figures["step_time_ms"], figures["energy_j"]
-    elif limit_w is None:
-        del figures["step_time_ms"]  # the head predicts it
-    else:
-        samples_ms = 1e3 * workload.batch_size
-        figures["samples_per_s"] = samples_ms / time_ms, samples_ms / high, samples_ms / low
-    return Power(
-        figures=figures,
-        power_source=known.rests_on,
-        best_power_limit=None if step_time_ms is None else step.best_limit(),
-    )
+    extension = next(iter(extension_modules("step_power")), None)
+    if extension is not None:
+        power: Power = extension.power_of_step(workload, heads, card, step_time_ms, limit_w)
+        return power
+    if limit_w is not None:
+        raise InputError(
+            f"a power limit of {limit_w:g} W needs the extension trappm.extensions.power_limits, "
+            "which is not installed; install TraPPM again, or leave the limit out"
+        )
+    return Power()
 
 
 def check_run(*, epochs: object, samples: object, carbon_g_per_kwh: object) -> None:

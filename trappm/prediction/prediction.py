@@ -12,8 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
-from trappm.learner.physics.power import BestPowerLimit
-from trappm.prediction.costs import Offer, Run
+from trappm.prediction.costs import BestPowerLimit, Offer, Run
 from trappm.prediction.fitting import MemoryAnswer, Verdict, process_memory_mib, room_text
 from trappm.prediction.training_loops import loop_of
 from trappm.profiler.devices.catalogue import CONTEXT_MIB

@@ -1,6 +1,6 @@
 """Prior of power from kernels: idle power, and energies of kernels over step time.
 
-The sum of `operating_point` at the full clock, which begins with what cards of known power share.
+The sum of energies at the full clock, which begins with what cards of known power share.
 Step times are those of the device's own prior, so a step that waits for its host draws less. The
 limit is not in it: heads are of one limit, and what it takes is left to residuals.
 
@@ -22,11 +22,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from trappm.learner.estimator import joined_tensors, with_prefix
-from trappm.learner.physics.power.operating_point import CONSTANTS, Sheet, loads_of
+from trappm.learner.physics.power.loads import loads_of
 from trappm.learner.physics.prior import PriorSpec, TermPrior
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Array, Workload
-from trappm.profiler.devices.catalogue import Card, card_of
 
 FILE = Path(__file__).parent / "known_power.safetensors"
 MEASURED = {
@@ -43,6 +42,16 @@ LEARNED_FROM = (
 UNKNOWN = "other"
 
 
+CONSTANTS = (
+    "idle", "busy", "full", "half", "tf32", "bytes", "exponent", "floor", "streams", "products",
+    "spread",
+)  # fmt: skip
+"""Their logarithms are what is learned. Of the limit as delivered: idle power, what is drawn more
+while anything runs, what operations of each type draw at their peak, and bytes at the full
+bandwidth. Then how dynamic energy falls with the clock, where it stops falling, how far kernels
+bound by memory and those that multiply go with the clock, how far kernels lie around the mean."""
+
+
 @dataclass(frozen=True, eq=False)
 class Normal:
     """Normal distribution of the logarithms of a card's constants."""
@@ -51,37 +60,6 @@ class Normal:
     """(c)."""
     covariance: Array
     """(c, c)."""
-
-
-@dataclass(frozen=True, eq=False)
-class CardPower:
-    """Constants of a card's power, with their reference."""
-
-    sheet: Sheet
-    constants: Normal
-    noise: float
-    """Deviation of the logarithm of power on workloads like none of the labels."""
-    limit_w: float
-    """Factory power limit in watts."""
-    rests_on: str
-
-
-def power_of(card: Card | None) -> CardPower | None:
-    """Return the power constants of a card; None for MIG parts and cards without a known limit."""
-    if card is None or card.power_w is None:
-        return None
-    known = _known()
-    if card.name.model in MEASURED:
-        reference, labels = MEASURED[card.name.model]
-        measured = card_of(reference)
-        if measured is None:
-            raise KeyError(f"the catalogue has no {reference}, whose power was measured")
-        constants, noise = known[card.name.model]
-        return CardPower(Sheet.of(measured), constants, noise, card.power_w, labels)
-    constants, noise = known[UNKNOWN]
-    others = ", ".join(model.upper() for model in MEASURED)
-    why = f"this card's limit of {card.power_w:g} W, and labels of {others}"
-    return CardPower(Sheet.of(card), constants, noise, card.power_w, why)
 
 
 def write(known: Mapping[str, tuple[Normal, float]], path: Path = FILE) -> None:
@@ -95,7 +73,8 @@ def write(known: Mapping[str, tuple[Normal, float]], path: Path = FILE) -> None:
 
 
 @cache
-def _known() -> dict[str, tuple[Normal, float]]:
+def known_power() -> dict[str, tuple[Normal, float]]:
+    """Return constants and noise by model of card; those of other cards are of `UNKNOWN`."""
     tensors = load_file(FILE)
     return {
         name: (
@@ -132,7 +111,7 @@ class PowerPrior(TermPrior):
     @classmethod
     def with_times(cls, times: StepTimePrior) -> Self:
         """Return the prior of other cards' labels; labels of the card set its level."""
-        return cls(times, USUAL_W * np.exp(_known()[UNKNOWN][0].mean)[: len(_SPREADS)])
+        return cls(times, USUAL_W * np.exp(known_power()[UNKNOWN][0].mean)[: len(_SPREADS)])
 
     @property
     def feature_groups(self) -> tuple[int, ...]:

@@ -26,6 +26,7 @@ def test_infeasible_combinations_are_listed_and_others_predicted(scaled):
     assert {(p.gpus, p.nodes) for p in predictions} == {(1, 1), (8, 1), (8, 2)}
 
 
+@pytest.mark.extension("onnx")
 def test_file_with_fixed_batch_size_is_scaled_at_that_size(tmp_path):
     export_onnx("test_resnet", 64, tmp_path / "fixed.onnx", batch_size=3)
     prediction = predict_parallel(str(tmp_path / "fixed.onnx"), device="a100", gpus=2)

@@ -38,6 +38,7 @@ def plain(prediction):
     return json.loads(json.dumps(prediction.to_dict()))
 
 
+@pytest.mark.extension("power_limits")
 @FEW
 @given(
     st.fixed_dictionaries(
@@ -150,6 +151,7 @@ def test_invalid_fields_are_named_in_the_error(server, change, status, words):
     assert response.json["hint"] or "both" in response.json["detail"]
 
 
+@pytest.mark.extension("onnx")
 def test_json_is_read_for_any_content_type_and_files_on_upload_routes(server):
     """Check the content type that `curl -d` sends with JSON."""
     for kind in ("application/x-www-form-urlencoded", "text/plain"):

@@ -394,6 +394,7 @@ def test_rooflines_of_two_devices_are_overlaid(page, server):
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
+@pytest.mark.extension("onnx")
 def test_uploaded_file_is_predicted(page, server, tmp_path):
     file = tmp_path / "small.onnx"
     export_onnx("test_resnet", 64, file)

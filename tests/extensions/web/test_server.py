@@ -68,6 +68,7 @@ def form(name, data, question):
 FORM = {"Content-Type": "multipart/form-data; boundary=x"}
 
 
+@pytest.mark.extension("onnx")
 def test_uploaded_file_gives_the_result_of_the_command(server, tmp_path):
     _, port = server
     path = tmp_path / "mine.onnx"

@@ -1,59 +1,36 @@
-"""Power and energy of steps: what they are made of, and what a power limit does to them."""
+"""Loads of steps, and heads that learn power from them."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from power_steps import NAMES, PRIOR, steps_of, traced_profiles, traced_workloads
 
-from research.priors.power_fit import Labels, fit
 from trappm.learner.heads.device_heads import heads_from_tensors, train_heads
 from trappm.learner.paper.presets import LAPTOP
-from trappm.learner.physics.device_specs import spec_of
 from trappm.learner.physics.graph_prior import GraphPrior
-from trappm.learner.physics.power.operating_point import CONSTANTS, Sheet, Steps, loads_of
-from trappm.learner.physics.power.power_prior import PowerPrior, power_of
+from trappm.learner.physics.power.loads import loads_of
+from trappm.learner.physics.power.power_prior import PowerPrior
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
-from trappm.profiler.devices.catalogue import card_of, cards
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Graph, Phase, Precision
 from trappm.profiler.static_profile import graph_template, kernel_profile
 
-CARD = "v100 pcie 32gb"
-PRIOR = StepTimePrior(spec_of(CARD))
-
 
 @pytest.fixture(scope="module")
 def profiles():
-    return [kernel_profile(name, 160) for name in ("test_resnet", "test_vit", "resnet18")]
+    return traced_profiles()
 
 
 @pytest.fixture(scope="module")
-def workloads(profiles):
-    return [
-        Workload(graph=Graph.empty(batch), kernels=profile)
-        for profile in profiles
-        for batch in (1, 16, 128)
-    ]
+def workloads():
+    return traced_workloads()
 
 
 def graphs():
-    return [graph_template(name, 160) for name in ("test_resnet", "test_vit", "resnet18")]
-
-
-def constants(**values):
-    """Of the V100, but for these."""
-    known = dict(zip(CONSTANTS, np.exp(power_of(card_of(CARD)).constants.mean), strict=True))
-    return np.log([{**known, **values}[name] for name in CONSTANTS])
-
-
-def steps_of(workloads, slower=1.0, prior=PRIOR, **values):
-    """Steps that take as long as is simulated, times a factor."""
-    loads = loads_of(workloads, prior)
-    time_ms = slower * np.exp(prior.log_values(workloads))
-    limit = np.full(len(workloads), 250.0)
-    return Steps.timed(loads, Sheet.of(card_of(CARD)), constants(**values), time_ms, limit), time_ms
+    return [graph_template(name, 160) for name in NAMES]
 
 
 def test_loads_are_those_of_the_kernels(workloads, profiles):
@@ -76,58 +53,7 @@ def test_loads_are_those_of_the_kernels(workloads, profiles):
         loads_of([Workload(graph=Graph.empty(1))], PRIOR)
 
 
-def test_a_lower_power_limit_reduces_power_and_slows_steps(workloads):
-    steps, time_ms = steps_of(workloads)
-    limits = np.arange(260.0, 60.0, -20.0)
-    points = [steps.under(np.full(len(workloads), limit)) for limit in limits]
-    power = np.array([point.power_w for point in points])
-    times = np.array([point.time_ms for point in points])
-    assert np.all(np.diff(power, axis=0) <= 1e-6)
-    assert np.all(np.diff(times, axis=0) >= -1e-6)
-    assert np.all(power <= limits[:, None] * 1.001)
-    # The time under the limit that was given is what was given.
-    assert steps.under(np.full(len(workloads), 250.0)).time_ms == pytest.approx(time_ms, rel=0.01)
-    free = steps.under(np.full(len(workloads), 1e4))
-    assert np.all(free.clock == 1.0)
-    assert free.power_w == pytest.approx(steps.at(np.ones(len(workloads)))[0])
-
-
-def test_waiting_steps_draw_little_more_than_idle_power(workloads):
-    steps, _ = steps_of(workloads, slower=50.0)
-    idle = 250 * steps.values[CONSTANTS.index("idle")]
-    under = steps.under(np.full(len(workloads), 250.0))
-    assert np.all((idle < under.power_w) & (under.power_w < 1.35 * idle))
-    # A limit costs it no time: the device has time enough.
-    slow = steps.under(np.full(len(workloads), 100.0))
-    assert slow.time_ms == pytest.approx(under.time_ms, rel=0.01)
-
-
-def test_constants_are_recovered_from_labels(workloads):
-    labels, sheet = [], Sheet.of(card_of(CARD))
-    truth = {"a": constants(idle=0.1, full=0.9), "b": constants(idle=0.2, full=0.5)}
-    for card, own in truth.items():
-        steps, time_ms = steps_of(workloads)
-        loads, usual = steps.loads, np.full(len(workloads), 250.0)
-        for limit in (250.0, 100.0):
-            limits = np.full(len(workloads), limit)
-            point = Steps.timed(loads, sheet, own, time_ms, usual).under(limits)
-            labels.append(Labels(card, sheet, loads, time_ms, usual, limits, point.power_w,
-                                 point.time_ms, np.ones(len(workloads))))  # fmt: skip
-    fitted = fit(labels)
-    for part in labels:
-        errors = part.errors(fitted.cards[part.card].mean)
-        assert np.abs(errors).max() < 0.05
-    idle = CONSTANTS.index("idle")
-    a, b = (fitted.cards[name] for name in "ab")
-    assert np.exp(b.mean[idle] - a.mean[idle]) == pytest.approx(2.0, rel=0.1)
-    # Of another card less is known than of either, and the more so the more they differ.
-    for known in (a, b):
-        unsure = np.diag(fitted.unknown.covariance) / np.diag(known.covariance)
-        assert unsure[idle] > 10
-        assert np.all(unsure[[CONSTANTS.index("half"), CONSTANTS.index("tf32")]] == 1.0)
-    assert a.mean[idle] < fitted.unknown.mean[idle] < b.mean[idle]
-
-
+@pytest.mark.extension("power_limits")
 def test_campaign_heads_learn_power_from_kernels_and_step_times(profiles):
     """On a slow host small steps wait and draw little, which nothing but kernels and times tell."""
     random = np.random.default_rng(0)
@@ -182,18 +108,3 @@ def test_step_time_uses_kernels_if_most_labels_have_them(profiles, untraced, kin
     if kind is StepTimePrior:
         assert heads.predict(rows).metrics == ()
     assert heads.predict(known).metrics == ("step_time_ms",)
-
-
-def test_known_power_states_its_source_and_uncertainty():
-    v100, a40 = power_of(card_of("v100-16gb")), power_of(card_of("a40"))
-    assert (v100.limit_w, v100.sheet.power_w) == (300, 250)
-    assert "Zeus" in v100.rests_on
-    assert "this card's limit of" in a40.rests_on
-    for name in ("idle", "full", "bytes"):
-        at = CONSTANTS.index(name)
-        assert a40.constants.covariance[at, at] > 4 * v100.constants.covariance[at, at]
-    assert power_of(None) is power_of(card_of("a100-mig-1g.5gb")) is None
-    for card in cards():
-        known = power_of(card)
-        assert (known is None) == (card.power_w is None)
-        assert known is None or np.isfinite(np.linalg.cholesky(known.constants.covariance)).all()

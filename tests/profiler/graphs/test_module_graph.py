@@ -60,6 +60,7 @@ def from_file(architecture, input_size, folder):
     return file_graph(folder / "m.onnx")
 
 
+@pytest.mark.extension("onnx")
 @pytest.mark.parametrize(("architecture", "input_size"), SAME_BY_BOTH_WAYS)
 def test_graphs_of_architectures_and_onnx_files_agree(tmp_path, architecture, input_size):
     graph = graph_template(architecture, input_size)
@@ -70,6 +71,7 @@ def test_graphs_of_architectures_and_onnx_files_agree(tmp_path, architecture, in
     assert graph.content_hash == file.content_hash
 
 
+@pytest.mark.extension("onnx")
 @pytest.mark.parametrize(("model", "more"), MORE_IN_THE_FILE.items())
 def test_documented_differences_only_move_data(tmp_path, model, more):
     graph, file = graph_template(*model), from_file(*model, tmp_path)
@@ -202,6 +204,7 @@ def test_constant_indices_gather_and_windows_unfold():
     assert graph.output_shapes[-1].tolist() == [3, 3, 3, 8, 4, 0]
 
 
+@pytest.mark.extension("onnx")
 def test_lstm_layers_are_single_nodes(tmp_path):
     """An image is read as a sequence of columns, as Sequencer does."""
     lstm = nn.LSTM(3, 5, num_layers=2, batch_first=True, bidirectional=True)
@@ -252,6 +255,7 @@ SLICES_MORE = {"max 2d and places": 1, "max 3d and places": 1}
 """A Slice of the file that cuts two axes is two."""
 
 
+@pytest.mark.extension("onnx")
 @pytest.mark.parametrize("name", EXPORTED)
 def test_graphs_of_modules_and_files_agree(tmp_path, name):
     module = Function(EXPORTED[name])

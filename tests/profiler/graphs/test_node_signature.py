@@ -81,6 +81,7 @@ SAME_FILES = {
 }
 
 
+@pytest.mark.extension("onnx")
 @pytest.mark.parametrize("name", [*DIFFERENT_FILES, *SAME_FILES])
 def test_only_equivalent_files_have_equal_hashes(tmp_path, name):
     files = {**DIFFERENT_FILES, **SAME_FILES}[name]
@@ -104,6 +105,7 @@ DIFFERENT_MODULES = {
 }
 
 
+@pytest.mark.extension("onnx")
 @pytest.mark.parametrize("modules", DIFFERENT_MODULES.values(), ids=DIFFERENT_MODULES)
 def test_hashes_of_modules_and_files_agree(tmp_path, modules):
     hashes = [graph_template(module, 8).content_hash for module in modules]

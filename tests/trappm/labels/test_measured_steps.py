@@ -103,6 +103,7 @@ def test_out_of_memory_labels_are_bounds(store):
     assert "out of memory above" in str(measured)
 
 
+@pytest.mark.extension("onnx")
 def test_files_and_modules_match_by_their_graph(store, tmp_path):
     record(store, "twin", 2, step_ms=6.0)
     (label,) = store.labels.matching()

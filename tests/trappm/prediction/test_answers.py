@@ -43,6 +43,7 @@ def file(tmp_path_factory):
     return path
 
 
+@pytest.mark.extension("power_limits")
 def test_cpu_predictions_use_labels_of_other_hosts():
     answer = trappm.predict("test_resnet", device="cpu-2t", batch_size=8, snapshot="default")
     low, high = answer.intervals["step_time_ms"]
@@ -70,6 +71,7 @@ def test_the_shipped_snapshot_is_complete_and_documented():
     assert re.fullmatch("[0-9a-f]{12}", manifest.versions["commit"])  # of a clean tree
 
 
+@pytest.mark.extension("power_limits")
 def test_the_shipped_snapshot_answers_with_sources(answer):
     assert answer.device == "a100-40gb"
     assert answer.snapshot == read_whole(SHIPPED)[0].id
@@ -185,6 +187,7 @@ def test_phases_are_predicted_separately_with_the_settings_of_their_labels():
     ) in other.remarks
 
 
+@pytest.mark.extension("power_limits")
 @pytest.mark.parametrize(
     ("device", "key", "basis"),
     [
@@ -330,6 +333,7 @@ def test_compare_finds_the_fastest_and_cheapest_device_and_model(printed, as_jso
     assert all("4 (prices known: 2 of 3 GPUs), best fit: " in line for line in of_models)
 
 
+@pytest.mark.extension("onnx")
 def test_cached_answers_need_no_heavy_imports(file, answer):
     """A new process answers from what is kept: nothing dear is imported."""
     program = (
@@ -358,6 +362,7 @@ def test_mfu_is_the_published_arithmetic_of_a_model_over_the_peak():
     assert trappm.predict("resnet18", device="cpu-2t").mfu_percent is None
 
 
+@pytest.mark.extension("onnx")
 def test_damaged_profiles_are_replaced(home, file):
     before = trappm.predict(file, device="a100").memory_mib
     for path in (home / "profiles").iterdir():

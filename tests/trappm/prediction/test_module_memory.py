@@ -392,6 +392,7 @@ def test_compiled_module_gets_no_eager_figure_as_its_own():
     )
 
 
+@pytest.mark.extension("onnx")
 def test_files_of_one_batch_size_have_a_breakdown_and_no_largest_batch(tmp_path):
     export_onnx("resnet10t", 64, tmp_path / "fixed.onnx", batch_size=2)
     fixed = ask(tmp_path / "fixed.onnx")

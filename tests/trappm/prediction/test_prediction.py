@@ -52,6 +52,7 @@ def ask(snapshot):
     return partial(trappm.predict, snapshot=snapshot, device="cpu-2t")
 
 
+@pytest.mark.extension("onnx")
 def test_names_modules_and_files_of_one_model_agree(ask, snapshot, tmp_path):
     image, module = torch.empty(1, 3, 64, 64), zoo.create_model("test_convnext", 64)
     export_onnx("test_convnext", 64, tmp_path / "m.onnx")
@@ -268,6 +269,7 @@ def test_unsuitable_example_inputs_are_reported(ask):
         ask(model, example_input=torch.empty(2, 4, 8, 8))
 
 
+@pytest.mark.extension("onnx")
 def test_files_without_any_norm_get_a_remark(ask, tmp_path):
     """As exporters fold batch norms into convolutions, which the file does not tell."""
     plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten())
@@ -277,6 +279,7 @@ def test_files_without_any_norm_get_a_remark(ask, tmp_path):
     assert "no BatchNormalization" in prediction.memory_remark
 
 
+@pytest.mark.extension("onnx")
 def test_files_of_one_batch_size_are_predicted_at_it(ask, tmp_path):
     export_onnx("test_resnet", 64, tmp_path / "fixed.onnx", batch_size=3)
     export_onnx("test_resnet", 64, tmp_path / "open.onnx")

@@ -13,13 +13,12 @@ from onnx_export import export_onnx
 
 import trappm
 from trappm.prediction.models.tracers import (
-    FileTracer,
     OutsideTracer,
     TracingProcess,
     TracingTimeoutError,
+    file_tracer,
 )
 from trappm.profiler.errors import ModelFileError
-from trappm.profiler.static_profile import file_profile
 
 SHAPE = ["n", 3, 8, 8]
 
@@ -53,7 +52,7 @@ def sound(tmp_path_factory):
 
 
 def tracer(process, path):
-    return OutsideTracer(process, FileTracer(str(path), None), path.name)
+    return OutsideTracer(process, file_tracer(str(path), None), path.name)
 
 
 @pytest.fixture(scope="module")
@@ -63,20 +62,23 @@ def process():
     process.stop()
 
 
+@pytest.mark.extension("onnx")
 def test_a_tracing_process_gives_the_same_profile(process, sound):
     name, profile = tracer(process, sound).profile()
-    here = file_profile(sound)
+    _, here = file_tracer(str(sound), None).profile()
     assert name == sound.name
     assert profile.graph.content_hash == here.graph.content_hash
     assert profile.step.memory(4) == here.step.memory(4)
 
 
+@pytest.mark.extension("onnx")
 def test_files_that_exhaust_memory_are_refused(process, amplified, sound):
     with pytest.raises(ModelFileError, match=r"amplified\.onnx.* needs more than 1,08\d MiB"):
         tracer(process, amplified).profile()
     assert tracer(process, sound).profile()[0] == "sound.onnx"
 
 
+@pytest.mark.extension("onnx")
 def test_files_that_take_too_long_are_refused(sound, tmp_path):
     names = ["x", *(f"t{i}" for i in range(11_000)), "y"]
     nodes = [helper.make_node("Relu", [a], [b]) for a, b in itertools.pairwise(names)]
@@ -132,6 +134,7 @@ def test_tracing_processes_have_resource_limits():
     assert 1 << 30 < memory_bytes < 1 << 34
 
 
+@pytest.mark.extension("onnx")
 def test_predict_refuses_files_that_exhaust_memory(amplified):
     with pytest.raises(ModelFileError, match="needs more than"):
         trappm.predict(amplified)

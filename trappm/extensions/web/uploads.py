@@ -25,14 +25,13 @@ from trappm.extensions.web.gate import ServingSettings
 from trappm.extensions.web.problems import ServingError
 from trappm.prediction.models.subjects import file_key, traced
 from trappm.prediction.models.tracers import (
-    FOR_FILES,
     FOR_NAMES,
-    FileTracer,
     NameTracer,
     OutsideTracer,
     TracedStep,
     TracingProcess,
     TracingTimeoutError,
+    file_tracer,
 )
 from trappm.profiler.errors import ModelFileError
 from trappm.profiler.host.forks import ForkServerError
@@ -123,7 +122,7 @@ class ModelTracer:
         self._waiting = 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="trappm-traces")
         self._process = TracingProcess(
-            (*FOR_FILES, *FOR_NAMES),
+            FOR_NAMES,
             timeout_s=settings.timeout_s,
             memory_mib=settings.trace_memory_mib,
             advice=_ADVICE,
@@ -158,7 +157,7 @@ class ModelTracer:
         inner = (
             NameTracer(model.name, model.input_size)
             if model.path is None
-            else FileTracer(str(model.path), model.input_size)
+            else file_tracer(str(model.path), model.input_size)
         )
         return OutsideTracer(self._process, inner, model.name, until_s)
 

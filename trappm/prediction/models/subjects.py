@@ -22,11 +22,11 @@ from trappm.prediction.models.profile_cache import (
     content_key,
 )
 from trappm.prediction.models.tracers import (
-    FileTracer,
     NameTracer,
     OutsideTracer,
     StepTracer,
     TracedStep,
+    file_tracer,
     own_process,
     step_options,
     traced_step,
@@ -472,7 +472,7 @@ def _architecture(name: str, input_size: int | None, _home: Path) -> Subject:
 
 @lru_cache(maxsize=64)
 def _file(path: Path, digest: str, size: int | None, is_tokens: bool, _home: Path) -> Subject:
-    tracer = OutsideTracer(own_process(), FileTracer(str(path), size, is_tokens), str(path))
+    tracer = OutsideTracer(own_process(), file_tracer(str(path), size, is_tokens), str(path))
     key = file_key(digest, size)
     subject = _Cached((*key, "tokens") if is_tokens else key, tracer)
     subject.sequence_length = size if is_tokens else None

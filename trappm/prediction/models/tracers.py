@@ -16,8 +16,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+from importlib import import_module
+from itertools import chain
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
 
@@ -25,12 +26,14 @@ from trappm.prediction.models.profile_cache import profile_from_bytes, profile_t
 from trappm.profiler import errors
 from trappm.profiler.errors import (
     BatchOrderError,
+    InputError,
     ModelFileError,
     TrappmError,
     UnevenSizesError,
     UnsupportedModelError,
     one_line,
 )
+from trappm.profiler.extensions import extension_modules
 from trappm.profiler.files.untrusted import pack, unpack
 from trappm.profiler.host.forks import ForkServer, ForkServerError
 from trappm.profiler.records import (
@@ -41,7 +44,7 @@ from trappm.profiler.records import (
     Precision,
     StepSettings,
 )
-from trappm.profiler.simulation.step_trace import TRACED_BATCH_SIZES, Origin, StepTrace
+from trappm.profiler.simulation.step_trace import Origin, StepTrace
 
 if TYPE_CHECKING:
     from torch import nn
@@ -50,12 +53,11 @@ if TYPE_CHECKING:
     from trappm.profiler.simulation.step_profile import StaticProfile, StepProfile
     from trappm.profiler.tracing.tracer import StepOptions
 
-FOR_FILES = (
-    "onnx", "torch._dynamo", "trappm.prediction.models.tracers",
-    "trappm.profiler.static_profile", "trappm.profiler.onnx_files.module",
+_FOR_TRACES = (
+    "torch._dynamo", "trappm.prediction.models.tracers", "trappm.profiler.static_profile",
     "trappm.profiler.simulation.step_profile",
 )  # fmt: skip
-"""Modules that the warm process imports to trace files."""
+"""Modules that the warm process imports to trace, in addition to those of extensions."""
 FOR_NAMES = ("trappm.profiler.models.zoo",)
 
 TIMEOUT_S = 120.0
@@ -197,11 +199,18 @@ def step_options(settings: StepSettings) -> StepOptions:
 
 
 @dataclass(frozen=True)
-class NameTracer:
-    """Tracer of an architecture by its name, in this process."""
+class LocalTracer(StepTracer):
+    """Tracer in this process; a confined process is sent its class and its fields."""
 
     model: str
     input_size: int | None
+    is_file: ClassVar[bool] = False
+    """True if the model is the path of a file."""
+
+
+@dataclass(frozen=True)
+class NameTracer(LocalTracer):
+    """Tracer of an architecture by its name, in this process."""
 
     def profile(self) -> tuple[str, StaticProfile]:
         from trappm.profiler.static_profile import static_profile
@@ -233,36 +242,24 @@ class NameTracer:
         return name, source.input_size_of(name, self.input_size)
 
 
-@dataclass(frozen=True)
-class FileTracer:
-    """Tracer of an ONNX file, in this process: for files that can be trusted."""
+def file_tracer(path: str, input_size: int | None, is_tokens: bool = False) -> LocalTracer:
+    """Return the tracer of an ONNX file, for files that can be trusted; an extension has it.
 
-    model: str
-    input_size: int | None
-    is_tokens: bool = False
-    """True if the input size is a number of tokens."""
+    Args:
+        path, input_size: The file, and the size of its open axes except the batch.
+        is_tokens: True if the input size is a number of tokens.
 
-    def profile(self) -> tuple[str, StaticProfile]:
-        from trappm.profiler.static_profile import file_profile
-
-        path = Path(self.model)
-        return path.name, file_profile(path, self.input_size, is_tokens=self.is_tokens)
-
-    def step(self, settings: StepSettings, batch_size: int | None) -> StepProfile:
-        from trappm.profiler.static_profile import rebuilt, step_profile
-
-        module, sample, _ = rebuilt(Path(self.model), self.input_size, is_tokens=self.is_tokens)
-        batch_sizes = (batch_size, batch_size) if batch_size else TRACED_BATCH_SIZES
-        return step_profile(module, sample, step_options(settings), batch_sizes)
-
-    def traced_step(self, settings: StepSettings, phase: Phase, batch_size: int) -> TracedStep:
-        from trappm.profiler.models.on_meta import on_meta
-        from trappm.profiler.static_profile import rebuilt
-
-        module, sample, only = rebuilt(Path(self.model), self.input_size, is_tokens=self.is_tokens)
-        copied = on_meta(module, None, settings.memory_format, settings.precision)
-        why = "the file has this one only; export it with a dynamic batch axis" if only else ""
-        return traced_step(copied, sample, step_options(settings), phase, only or batch_size, why)
+    Raises:
+        InputError: No installed extension reads files.
+    """
+    extension = next(iter(extension_modules("model_files")), None)
+    if extension is None:
+        raise InputError(
+            "ONNX files need the extension trappm.extensions.onnx, which is not installed; "
+            "install TraPPM again, or give a timm name such as resnet50"
+        )
+    tracer: LocalTracer = extension.FileTracer(path, input_size, is_tokens)
+    return tracer
 
 
 @dataclass(frozen=True)
@@ -270,7 +267,7 @@ class OutsideTracer:
     """Tracer that has another tracer run in a confined process."""
 
     process: TracingProcess
-    inner: NameTracer | FileTracer
+    inner: LocalTracer
     name: str
     """Name of the model in messages."""
     until_s: float | None = None
@@ -294,20 +291,28 @@ class TracingProcess:
 
     def __init__(
         self,
-        preload: Sequence[str] = FOR_FILES,
+        preload: Sequence[str] = (),
         *,
         timeout_s: float = TIMEOUT_S,
         memory_mib: int = MEMORY_MIB,
         advice: str = "",
     ) -> None:
-        """Prepare the process; `advice` ends the error message about a timeout."""
+        """Prepare the process.
+
+        Args:
+            preload: Modules to import before the first trace, in addition to those for files.
+            timeout_s, memory_mib: Limits of a trace.
+            advice: End of the error message about a timeout.
+        """
         self._timeout_s = timeout_s
         self._memory_mib = memory_mib
         self._advice = advice
         self._folder = tempfile.TemporaryDirectory(prefix="trappm-tracing-")
         kept = {k: v for k, v in os.environ.items() if k in _ENVIRONMENT}
         kept |= {k: v for k, v in os.environ.items() if k.startswith(("LC_", "PYTHON"))}
-        self._server = ForkServer(preload, environment=kept, folder=self._folder.name)
+        for_files = (extension.PRELOAD for extension in extension_modules("model_files"))
+        modules = (*chain.from_iterable(for_files), *_FOR_TRACES, *preload)
+        self._server = ForkServer(modules, environment=kept, folder=self._folder.name)
         self._turn = threading.Lock()
 
     def start(self) -> None:
@@ -348,12 +353,12 @@ class TracingProcess:
         tracer, name = outside.inner, outside.name
         until_s = outside.until_s or time.monotonic() + self._timeout_s
         memory_bytes = self._memory_mib << 20
-        if isinstance(tracer, FileTracer):
+        if tracer.is_file:
             tracer = replace(tracer, model=os.path.abspath(tracer.model))
             memory_bytes = min(memory_bytes, _FILE_MEMORY_MIB << 20)
             memory_bytes += _COPIES * os.stat(tracer.model).st_size
         message = {
-            "kind": type(tracer).__name__,
+            "kind": f"{type(tracer).__module__}:{type(tracer).__name__}",
             "tracer": asdict(tracer),
             "what": what,
             "arguments": arguments,
@@ -437,9 +442,8 @@ def confine(memory_bytes: int, cpu_s: int) -> None:
 
 
 def _result(message: Mapping[str, Any]) -> bytes:
-    kinds: Mapping[str, type[NameTracer | FileTracer]]
-    kinds = {kind.__name__: kind for kind in (NameTracer, FileTracer)}
-    tracer = kinds[message["kind"]](**message["tracer"])
+    module, _, kind = message["kind"].partition(":")
+    tracer: LocalTracer = getattr(import_module(module), kind)(**message["tracer"])
     if message["what"] == "profile":
         return profile_to_bytes(*tracer.profile())
     (precision, layout, optimizer, execution), *rest = message["arguments"]  # plain strings

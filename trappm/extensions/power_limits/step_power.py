@@ -11,16 +11,17 @@ from functools import cached_property
 
 import numpy as np
 
+from trappm.extensions.power_limits.card_power import CardPower, power_of
+from trappm.extensions.power_limits.operating_point import Steps
+from trappm.learner.heads.device_heads import Heads
+from trappm.learner.heads.predictions import DeviceHeads
 from trappm.learner.physics.device_specs import spec_of
-from trappm.learner.physics.power import BestPowerLimit
-from trappm.learner.physics.power.operating_point import Loads, Steps, loads_of
-from trappm.learner.physics.power.power_prior import CardPower
+from trappm.learner.physics.power.loads import Loads, loads_of
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Array, IntArray, Workload
+from trappm.prediction.costs import BestPowerLimit, Interval, Power
+from trappm.profiler.devices.catalogue import card_of
 from trappm.profiler.errors import InputError
-
-Interval = tuple[float, float, float]
-"""Median, low and high."""
 
 DRAWS = 100
 SEED = 1337
@@ -39,6 +40,43 @@ LEAST_LIMIT = 0.25
 """Lowest measured limit, as a share of the factory setting."""
 _QUANTILES = (0.05, 0.95)
 _Z = 1.645
+
+
+def power_of_step(
+    workload: Workload,
+    heads: DeviceHeads,
+    card: str,
+    step_time_ms: Interval | None,
+    limit_w: float | None,
+) -> Power:
+    """Return power and energy of a step on a card; see `costs.power_of_step`.
+
+    Raises:
+        InputError: The card has no such limit, or its power is unknown.
+    """
+    known = power_of(card_of(card))
+    if known is None or workload.kernels is None:
+        if limit_w is not None:
+            why = f"of the power of {card}" if known is None else "of the kernels of this model"
+            raise InputError(f"nothing is known {why}, so not what a power limit does to it")
+        return Power()
+    head = heads.heads.get("step_time_ms") if isinstance(heads, Heads) else None
+    times = head.prior if head is not None and isinstance(head.prior, StepTimePrior) else None
+    step = StepPower(workload, times, card, known, step_time_ms)
+    figures = step.under(known.limit_w if limit_w is None else limit_w)
+    time_ms, low, high = figures["step_time_ms"]
+    if step_time_ms is None:
+        del figures["step_time_ms"], figures["energy_j"]
+    elif limit_w is None:
+        del figures["step_time_ms"]  # the head predicts it
+    else:
+        samples_ms = 1e3 * workload.batch_size
+        figures["samples_per_s"] = samples_ms / time_ms, samples_ms / high, samples_ms / low
+    return Power(
+        figures=figures,
+        power_source=known.rests_on,
+        best_power_limit=None if step_time_ms is None else step.best_limit(),
+    )
 
 
 class StepPower:

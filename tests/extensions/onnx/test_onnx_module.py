@@ -12,10 +12,10 @@ from small_modules import Function
 from torch import nn
 from torch.nn import functional as F  # noqa: N812  # the usual name
 
+from trappm.extensions.onnx.module import RebuiltModule
+from trappm.extensions.onnx.opening import load_checked
 from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.models.model_input import Sample
-from trappm.profiler.onnx_files.module import RebuiltModule
-from trappm.profiler.onnx_files.opening import load_checked
 from trappm.profiler.static_profile import step_profile
 
 # Norms, attention, squeeze and excitation, activations of every kind.

@@ -17,10 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trappm.profiler.errors import TrappmError, UnsupportedModelError, one_line
-from trappm.profiler.onnx_files.folding import Array, fold, shape_value
-from trappm.profiler.onnx_files.opening import CheckedModel, Kind, Operation, value_of
-from trappm.profiler.onnx_files.operators import (
+from trappm.extensions.onnx.folding import Array, fold, shape_value
+from trappm.extensions.onnx.opening import CheckedModel, Kind, Operation, value_of
+from trappm.extensions.onnx.operators import (
     FUNCTIONS,
     Call,
     Dialect,
@@ -29,7 +28,8 @@ from trappm.profiler.onnx_files.operators import (
     run_unknown,
     torch_type,
 )
-from trappm.profiler.onnx_files.patterns import put_together
+from trappm.extensions.onnx.patterns import put_together
+from trappm.profiler.errors import TrappmError, UnsupportedModelError, one_line
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,8 +5,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import trappm
+from trappm.extensions.onnx.file_profile import file_profile
 from trappm.profiler.errors import UnsupportedModelError
-from trappm.profiler.static_profile import file_profile
 
 node = helper.make_node
 SCALES = [numpy_helper.from_array(np.float32(0.1), "s"), numpy_helper.from_array(np.uint8(0), "z")]

@@ -12,10 +12,11 @@ import pytest
 from onnx import TensorProto, helper
 from onnx_export import file_graph
 
+from trappm.extensions.onnx.file_profile import file_profile
+from trappm.extensions.onnx.folding import fold
+from trappm.extensions.onnx.opening import Operation
 from trappm.profiler.errors import ModelFileError, UnsupportedModelError
-from trappm.profiler.onnx_files.folding import fold
-from trappm.profiler.onnx_files.opening import Operation
-from trappm.profiler.static_profile import StepSource, file_profile
+from trappm.profiler.simulation.step_profile import StepSource
 
 IMAGE = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, 8, 8])
 RESULT = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3, 8, 8])

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from trappm.extensions.onnx.opening import MAX_RANK, Operation
 from trappm.profiler.errors import UnsupportedModelError
-from trappm.profiler.onnx_files.opening import MAX_RANK, Operation
 
 MAX_FOLDED_ELEMENTS = 1024
 """Larger tensors are not shapes."""

@@ -4,7 +4,7 @@ import pytest
 from snapshot_samples import shipped_heads, snapshot_of
 
 import trappm
-from trappm.learner.physics.power.step_power import MOST_SLOWER
+from trappm.extensions.power_limits.step_power import MOST_SLOWER
 from trappm.profiler.errors import InputError
 
 MODEL, BATCH = "resnet18", 64

@@ -11,8 +11,9 @@ import torch
 from onnx_export import export_onnx
 from torch import nn
 
+from trappm.extensions.onnx.file_profile import file_profile
 from trappm.profiler.models import zoo
-from trappm.profiler.static_profile import file_profile, static_profile
+from trappm.profiler.static_profile import static_profile
 
 
 def trained(name, size):

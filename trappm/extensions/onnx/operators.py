@@ -21,10 +21,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # the usual name
 from torch import Tensor
 
+from trappm.extensions.onnx.folding import MAX_FOLDED_ELEMENTS, Array
+from trappm.extensions.onnx.opening import FLOATS, MAX_ELEMENTS, MAX_RANK, Operation
+from trappm.extensions.onnx.patterns import IN_PLACE
 from trappm.profiler.errors import UnsupportedModelError, one_line
-from trappm.profiler.onnx_files.folding import MAX_FOLDED_ELEMENTS, Array
-from trappm.profiler.onnx_files.opening import FLOATS, MAX_ELEMENTS, MAX_RANK, Operation
-from trappm.profiler.onnx_files.patterns import IN_PLACE
 
 Value = Tensor | Array | None
 """A tensor on the meta device, an array of known values, or None for a missing input."""

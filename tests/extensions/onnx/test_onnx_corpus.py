@@ -9,8 +9,8 @@ import onnx.backend.test
 import pytest
 from onnx.backend.test.loader import load_model_tests
 
+from trappm.extensions.onnx.file_profile import file_profile
 from trappm.profiler.errors import ModelFileError, UnsupportedModelError
-from trappm.profiler.static_profile import file_profile
 
 SAVED = Path(onnx.backend.test.__file__).parent / "data"
 

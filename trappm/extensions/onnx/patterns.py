@@ -15,8 +15,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
-from trappm.profiler.onnx_files.folding import Array
-from trappm.profiler.onnx_files.opening import Operation
+from trappm.extensions.onnx.folding import Array
+from trappm.extensions.onnx.opening import Operation
 
 Pattern = str | float | tuple[Any, ...]
 Bindings = Mapping[str, str]

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import onnx
 
-from trappm.profiler.onnx_files.opening import CheckedModel, Kind, Operation
+from trappm.extensions.onnx.opening import CheckedModel, Kind, Operation
 
 _NORM = "BatchNormalization"
 _OTHER_NORMS = frozenset({"InstanceNormalization", "LayerNormalization", "GroupNormalization"})

@@ -12,9 +12,10 @@ from small_modules import Function, Parts
 from torch import nn
 
 import trappm
+from trappm.extensions.onnx.file_profile import file_profile, rebuilt
 from trappm.profiler.errors import TrappmError
 from trappm.profiler.models.model_input import ExampleInputs
-from trappm.profiler.static_profile import file_profile, rebuilt, step_profile
+from trappm.profiler.static_profile import step_profile
 
 NAMES = ["input_ids", "attention_mask"]
 AXES = {name: {0: "batch", 1: "sequence"} for name in NAMES}

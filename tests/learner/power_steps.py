@@ -1,0 +1,50 @@
+"""Traced steps of three networks on a V100 whose power is simulated by the extension."""
+
+from functools import cache
+
+import numpy as np
+
+from trappm.learner.physics.device_specs import spec_of
+from trappm.learner.physics.power.loads import loads_of
+from trappm.learner.physics.power.power_prior import CONSTANTS
+from trappm.learner.physics.step_time_prior import StepTimePrior
+from trappm.learner.workload import Workload
+from trappm.profiler.devices.catalogue import card_of
+from trappm.profiler.records import Graph
+from trappm.profiler.static_profile import kernel_profile
+
+CARD = "v100 pcie 32gb"
+PRIOR = StepTimePrior(spec_of(CARD))
+NAMES = ("test_resnet", "test_vit", "resnet18")
+
+
+@cache
+def traced_profiles():
+    return [kernel_profile(name, 160) for name in NAMES]
+
+
+@cache
+def traced_workloads():
+    return [
+        Workload(graph=Graph.empty(batch), kernels=profile)
+        for profile in traced_profiles()
+        for batch in (1, 16, 128)
+    ]
+
+
+def constants(**values):
+    """Return the logarithms of the constants of the V100, except for these."""
+    from trappm.extensions.power_limits.card_power import power_of
+
+    known = dict(zip(CONSTANTS, np.exp(power_of(card_of(CARD)).constants.mean), strict=True))
+    return np.log([{**known, **values}[name] for name in CONSTANTS])
+
+
+def steps_of(workloads, slower=1.0, prior=PRIOR, **values):
+    """Return steps that take as long as is simulated, times a factor, and their times."""
+    from trappm.extensions.power_limits.operating_point import Sheet, Steps
+
+    loads = loads_of(workloads, prior)
+    time_ms = slower * np.exp(prior.log_values(workloads))
+    limit = np.full(len(workloads), 250.0)
+    return Steps.timed(loads, Sheet.of(card_of(CARD)), constants(**values), time_ms, limit), time_ms
