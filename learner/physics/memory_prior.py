@@ -50,7 +50,7 @@ SPEC = PriorSpec(
 )
 PROCESS_MIB = 1750.0
 """Unit of the first constant: memory of a process on an A100 with software of 2023
-(docs/research/static_profile.md)."""
+(docs/research/memory.md)."""
 INFERENCE_SHARE = (686 + 33) / (760 + 65)
 """Ratio of the process memory of inference and training on an H100: fewer libraries and workspaces
 (`profiler.devices.catalogue`)."""

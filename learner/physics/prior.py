@@ -24,7 +24,7 @@ from trappm.learner.workload import Array, Workload
 
 TRANSFER_TIGHTNESS = 0.15
 """Factor on how far single constants move between GPUs; chosen from the RTX 3090 to the 4090
-(docs/research/step_time.md)."""
+(docs/research/accuracy.md)."""
 FIRST_SCALE, LEAST_SCALE = 0.3, 0.01
 """Largest and smallest scale of the errors of the logarithm of a `TermPrior` (round numbers)."""
 
