@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from trappm.cluster.spec import CampaignSpec
+from trappm.cluster.spec import ALL, CampaignSpec
 
 SECTIONS = {
     "devices": "Devices",
@@ -20,6 +20,9 @@ SECTIONS = {
 }
 """Models in the JSON schema by the key where they stand in a file."""
 
+SIZES = ("evaluation", "initial", "rounds")
+"""Keys that `strategy: all` derives from the pool."""
+
 HEAD = """# Keys of a campaign file
 
 These are all keys of a campaign file. `trappm campaign validate FILE` checks a file, and
@@ -32,6 +35,10 @@ def json_schema() -> dict[str, Any]:
     """Return the JSON schema of a campaign file."""
     schema = CampaignSpec.model_json_schema()
     schema["properties"]["canary"]["anyOf"].append({"const": False})
+    sizes = [name for name in schema["required"] if name in SIZES]
+    schema["required"] = [name for name in schema["required"] if name not in SIZES]
+    has_all = {"properties": {"strategy": {"const": ALL}}, "required": ["strategy"]}
+    schema |= {"if": has_all, "else": {"required": sizes}}
     return schema
 
 
@@ -47,7 +54,11 @@ def _table(title: str, schema: Mapping[str, Any]) -> str:
     """Return the section of a model: key, type, default and meaning of each field."""
     rows = ["| key | type | default | meaning |", "|---|---|---|---|"]
     for key, field in schema["properties"].items():
-        default = "required" if key in schema.get("required", ()) else _shown(field.get("default"))
+        default = _shown(field.get("default"))
+        if key in schema.get("required", ()):
+            default = "required"
+        elif key in schema.get("else", {}).get("required", ()):
+            default = "required, except with `strategy: all`"
         meaning = " ".join(field.get("description", "").split()).replace("|", "or")
         rows.append(f"| `{key}` | {_type(field)} | {default} | {meaning} |")
     text = schema.get("description", "").split("\n\n")[0].replace("\n", " ")

@@ -214,6 +214,8 @@ class CampaignSpec(CampaignBudget):
                 f"protocol: {self.protocol.name!r} is a built-in protocol; rename yours"
             )
         head = preset_named(self.learner).head
+        if self.cost and self.strategy == ALL:
+            raise ValueError("cost: true needs strategy: ours, not all")
         strategy_named(self.learner_strategy, cost=self.cost)
         if self.strategy == ALL and self.devices.target is not None:
             raise ValueError("devices: strategy all measures one device; leave target out")

@@ -14,8 +14,7 @@ from trappm.profiler.errors import InputError
 settings.register_profile("shared cores", deadline=None)  # no test asserts a time
 settings.load_profile("shared cores")
 os.environ.pop("TRAPPM_DATABASE", None)
-# Several tests run at once. Threads of OpenMP that wait for a core that another test has spin:
-# t-SNE of 24 points takes a quarter of a second with one thread, and half a minute of two cores.
+# Several tests run at once. Threads of OpenMP that wait for a core that another test has spin.
 # Devices set the threads of what they measure themselves.
 os.environ["OMP_NUM_THREADS"] = "1"
 _CORES = os.sched_getaffinity(0)

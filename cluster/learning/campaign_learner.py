@@ -497,7 +497,6 @@ class CampaignLearner:
             judgements += [
                 Judgement(
                     device=labels[i].device,
-                    configuration_id=labels[i].configuration_id,
                     architecture=self._pool.configurations[at[i]].architecture,
                     metric=metric,
                     measured=float(measured[i]),

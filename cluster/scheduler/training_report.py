@@ -26,7 +26,6 @@ class Judgement:
     measured: float
     predicted: float
     architecture: str | None = None
-    configuration_id: str | None = None
 
     @property
     def error_percent(self) -> float:

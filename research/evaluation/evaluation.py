@@ -136,7 +136,7 @@ def _labels(home: Home, labels: Path | None, device: str | None) -> list[Measure
         ]
     if not measurements:
         raise InputError(
-            f"the label store has no labels of {device}; see: trappm labels query --by device"
+            f"the label store has no labels of {device}; see: trappm labels query"
             if device
             else "the label store is empty; give a file with --labels, or import one"
         )

@@ -44,9 +44,7 @@ def launch(
     file: File = None,
     preset: Annotated[
         str | None,
-        typer.Option(
-            help="Campaign file that ships with TraPPM: gpu, laptop, paper or transformers."
-        ),
+        typer.Option(help="Campaign file of TraPPM: compile, gpu, laptop, paper or transformers."),
     ] = None,
     address: Address = None,
     detach: Detach = False,

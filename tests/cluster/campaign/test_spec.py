@@ -196,6 +196,11 @@ def test_the_schema_for_editors_accepts_a_preset_and_refuses_an_unknown_key():
     jsonschema.validate(small() | {"canary": False}, json_schema())
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(small() | {"sead": 3}, json_schema())
+    sizes = ("evaluation", "initial", "rounds")
+    without = {name: value for name, value in small().items() if name not in sizes}
+    jsonschema.validate(without | {"strategy": "all"}, json_schema())
+    with pytest.raises(jsonschema.ValidationError, match="evaluation"):
+        jsonschema.validate(without, json_schema())
 
 
 def test_every_fault_of_a_file_is_one_line_with_its_key():

@@ -91,7 +91,6 @@ export function figure(caption, chart, tableOf = null) {
   return h("figure", {}, parts);
 }
 
-/** The title of one of the two views of "Explore", with links to both. */
 export const facts = (pairs) =>
   h("dl", { class: "facts" }, pairs.filter(([, v]) => v !== null && v !== undefined).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
 

@@ -1,4 +1,4 @@
-// Rooflines of devices, with the kernels of a model's step as points.
+// Roofline of a step on each device, with its kernels as points.
 
 import * as Plot from "./vendor/plot.js";
 import { h, tell } from "./dom.js";
