@@ -195,10 +195,7 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     f"{name} multiplies float64 by another data type; give float32 inputs"
                 )
         if name in ("embedding", "_embedding_bag") and call["sparse"] and torch.is_grad_enabled():
-            raise InputError(
-                f"{name} has sparse=True, so its gradient is sparse, which is not simulated; leave "
-                "sparse out"
-            )
+            raise ValueError("has sparse=True, so its gradient is sparse, which is not simulated")
         if name == "embedding":
             self._check_range(call["indices"], call["weight"].shape[0], "rows of an embedding")
         elif name in ("nll_loss_forward", "nll_loss2d_forward"):
