@@ -15,7 +15,7 @@ import numpy as np
 from trappm.learner.workload import Array, Workload, cached_with_first
 from trappm.profiler.graphs.nodes import BYTES_PER_ELEMENT, VIEWS
 from trappm.profiler.records import Graph, Optimizer, Phase, Precision
-from trappm.profiler.simulation.memory_simulation import MIB
+from trappm.profiler.simulation.allocator import MIB
 from trappm.profiler.simulation.step_profile import StepProfile
 from trappm.profiler.simulation.step_trace import ConvolutionKind, Event, Pass
 from trappm.profiler.simulation.training_loop import Loop

@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from trappm.profiler.records import IntArray
-from trappm.profiler.simulation.memory_simulation import MIB, SimulatedMemory
+from trappm.profiler.simulation.allocator import MIB
+from trappm.profiler.simulation.memory_simulation import SimulatedMemory
 from trappm.profiler.simulation.step_trace import Event, Origin, StepTrace
 
 LARGEST = 10

@@ -14,24 +14,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum, StrEnum
-from typing import Protocol
 
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Optimizer, member
-
-Block = tuple[int, int]
-"""Address and size of a block, in units of 512 bytes."""
+from trappm.profiler.simulation.allocator import Allocator, Block
 
 _SCALAR = 1
 """Size of a tensor with one number, in units of 512 bytes."""
-
-
-class Memory(Protocol):
-    """Allocator of blocks; sizes in units of 512 bytes."""
-
-    def allocate(self, size: int) -> Block: ...
-
-    def free(self, block: Block) -> None: ...
 
 
 class Implementation(StrEnum):
@@ -63,7 +52,7 @@ class ParameterGroup:
         own = frozenset(self.places)
         return [index for index, place in enumerate(places) if place in own]
 
-    def step(self, memory: Memory, sizes: Sequence[int], *, first: bool) -> None:
+    def step(self, memory: Allocator, sizes: Sequence[int], *, first: bool) -> None:
         """Replay the step of the optimizer for parameters of these sizes, in units."""
         fused = self.implementation is Implementation.FUSED
         if first and (fused or self.optimizer.is_adam):
@@ -80,7 +69,7 @@ class ParameterGroup:
         """Return whether copies of gradients get the weight decay; AdamW changes the weights."""
         return self.weight_decay and self.optimizer is not Optimizer.ADAMW
 
-    def _step_at_once(self, memory: Memory, sizes: Sequence[int], *, first: bool) -> None:
+    def _step_at_once(self, memory: Allocator, sizes: Sequence[int], *, first: bool) -> None:
         with _passing(memory, sizes if self._adds_decay else ()):
             if first and self.optimizer is Optimizer.MOMENTUM:
                 _allocate(memory, sizes)
@@ -88,7 +77,7 @@ class ParameterGroup:
             with _passing(memory, sizes):  # roots of the second moments
                 pass
 
-    def _step_in_turn(self, memory: Memory, sizes: Sequence[int], *, first: bool) -> None:
+    def _step_in_turn(self, memory: Allocator, sizes: Sequence[int], *, first: bool) -> None:
         divisor: Block | None = None
         for size in sizes:
             with _passing(memory, [size] if self._adds_decay else ()):
@@ -179,7 +168,7 @@ class TrainingLoop:
         )
 
     def update(
-        self, memory: Memory, sizes: Sequence[int], places: Sequence[int], *, first: bool
+        self, memory: Allocator, sizes: Sequence[int], places: Sequence[int], *, first: bool
     ) -> None:
         """Replay what comes between the last backward pass and the next step.
 
@@ -198,12 +187,12 @@ DEFAULT_LOOP = TrainingLoop()
 """SGD, and PyTorch's defaults on CUDA."""
 
 
-def _allocate(memory: Memory, sizes: Sequence[int]) -> list[Block]:
+def _allocate(memory: Allocator, sizes: Sequence[int]) -> list[Block]:
     return [memory.allocate(size) for size in sizes]
 
 
 @contextmanager
-def _passing(memory: Memory, sizes: Sequence[int]) -> Iterator[None]:
+def _passing(memory: Allocator, sizes: Sequence[int]) -> Iterator[None]:
     """Allocate blocks within the block of code only."""
     blocks = _allocate(memory, sizes)
     yield

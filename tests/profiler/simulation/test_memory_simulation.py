@@ -11,12 +11,8 @@ from hypothesis import strategies as st
 from traced_steps import meta, tiny, trace_step
 
 from trappm.profiler.records import Optimizer
-from trappm.profiler.simulation.memory_simulation import (
-    MIB,
-    Allocator,
-    ExpandableAllocator,
-    simulate_memory,
-)
+from trappm.profiler.simulation.allocator import MIB, Allocator, ExpandableAllocator
+from trappm.profiler.simulation.memory_simulation import simulate_memory
 from trappm.profiler.simulation.step_trace import Event, StepTrace
 from trappm.profiler.simulation.training_loop import Loop, TrainingLoop
 

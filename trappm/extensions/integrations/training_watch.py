@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from trappm.extensions.integrations.forecast import FirstStep, duration, forecast
+from trappm.extensions.integrations.json_lines import JsonLines
 from trappm.profiler.devices.catalogue import read_name
 from trappm.profiler.errors import InputError, TrappmError, one_line
-from trappm.profiler.files.json_lines import JsonLines
 from trappm.profiler.host.environment import host_facts, utc_now
 from trappm.profiler.models.known_names import refuse_unknown
 from trappm.profiler.models.on_meta import on_meta
@@ -83,7 +83,7 @@ class RecordedSteps:
             TrappmError: The record would not be usable, or the file cannot be written.
         """
         record = self._record(first)
-        with JsonLines(file, Measurement) as lines:
+        with JsonLines(file) as lines:
             lines.append(record)
         return record
 

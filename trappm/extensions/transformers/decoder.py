@@ -21,8 +21,9 @@ from trappm.profiler.models.model_input import Inputs, NamedInputs
 from trappm.profiler.models.on_meta import on_meta
 from trappm.profiler.models.sources import source_of
 from trappm.profiler.records import Phase, Precision
+from trappm.profiler.simulation.allocator import MIB
 from trappm.profiler.simulation.kernel_profile import KernelTable, Size
-from trappm.profiler.simulation.memory_simulation import MIB, SimulatedMemory, simulate_memory
+from trappm.profiler.simulation.memory_simulation import SimulatedMemory, simulate_memory
 from trappm.profiler.simulation.step_trace import StepTrace
 from trappm.profiler.tracing.tracer import StepOptions, Tracer
 

@@ -1,4 +1,4 @@
-"""An append-only file of JSON lines; each record is on the disk before `append` returns.
+"""An append-only file of measurements as JSON lines; each is on the disk before `append` returns.
 
 One process at a time writes to a file. An incomplete last line, of a writer that was killed, is
 removed when the file is opened again.
@@ -12,35 +12,23 @@ import fcntl
 import json
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
+from typing import Self
 
 from trappm.profiler.errors import InputError, TrappmError, one_line
+from trappm.profiler.records import Measurement
 
 
-class _Record(Protocol):
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-    def to_dict(self) -> dict[str, Any]: ...
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self: ...
-
-
-Record = TypeVar("Record", bound=_Record)
-
-
-class JsonLines(Generic[Record]):
-    """File of records of one class, such as `Measurement`; `earlier` holds the existing ones.
+class JsonLines:
+    """File of measurements; `earlier` holds the existing ones.
 
     Raises:
         InputError: The file cannot be opened, is locked by another writer, or has an invalid line.
     """
 
-    def __init__(self, path: Path, kind: type[Record]) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._kind = kind
         try:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         except OSError as error:
@@ -66,7 +54,7 @@ class JsonLines(Generic[Record]):
     def close(self) -> None:
         os.close(self._descriptor)
 
-    def append(self, record: Record) -> None:
+    def append(self, record: Measurement) -> None:
         """Write a record to the disk, or leave the file as it was.
 
         Raises:
@@ -86,18 +74,18 @@ class JsonLines(Generic[Record]):
                 "there: make room and run it again"
             ) from error
 
-    def _read(self) -> Iterator[Record]:
+    def _read(self) -> Iterator[Measurement]:
         end = 0
         with open(os.dup(self._descriptor), "rb") as lines:
             for number, line in enumerate(lines, 1):
                 try:
-                    record = self._kind.from_dict(json.loads(line))
+                    record = Measurement.from_dict(json.loads(line))
                 except (InputError, TypeError, ValueError, KeyError, RecursionError) as error:
                     if self._is_torn(line):
                         os.ftruncate(self._descriptor, end)
                         return
                     raise InputError(
-                        f"line {number} of {self._path} is not a {self._kind.__name__} "
+                        f"line {number} of {self._path} is not a Measurement "
                         f"({one_line(error)}); give another file for the results, or fix this one"
                     ) from error
                 if not line.endswith(b"\n"):
@@ -107,5 +95,5 @@ class JsonLines(Generic[Record]):
 
     def _is_torn(self, line: bytes) -> bool:
         """Return whether a line is the beginning of one of our records."""
-        begin = f'{{"{dataclasses.fields(self._kind)[0].name}": '.encode()
+        begin = f'{{"{dataclasses.fields(Measurement)[0].name}": '.encode()
         return not line.endswith(b"\n") and line[: len(begin)] == begin[: len(line)]

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trappm.extensions.integrations.json_lines import JsonLines
 from trappm.profiler.errors import InputError
-from trappm.profiler.files.json_lines import JsonLines
 from trappm.profiler.records import Configuration, Measurement, Outcome, Protocol
 
 
@@ -30,7 +30,7 @@ def record(number, **environment):
 
 def append(path, records):
     """Append the records that the file does not have yet."""
-    with JsonLines(path, Measurement) as lines:
+    with JsonLines(path) as lines:
         for each in records:
             if each not in lines.earlier:
                 lines.append(each)
@@ -58,20 +58,20 @@ def test_a_file_that_is_not_ours_is_left_alone(tmp_path, content):
     path = tmp_path / "precious"
     path.write_bytes(content)
     with pytest.raises(InputError, match="line 1"):
-        JsonLines(path, Measurement)
+        JsonLines(path)
     assert path.read_bytes() == content
 
 
 def test_results_have_one_writer(tmp_path):
     with (
-        JsonLines(tmp_path / "out", Measurement),
+        JsonLines(tmp_path / "out"),
         pytest.raises(InputError, match="another process"),
     ):
-        JsonLines(tmp_path / "out", Measurement)
-    JsonLines(tmp_path / "out", Measurement).close()
+        JsonLines(tmp_path / "out")
+    JsonLines(tmp_path / "out").close()
     for wrong in (tmp_path, tmp_path / "none" / "out", Path("/dev/null")):
         with pytest.raises(InputError):
-            JsonLines(wrong, Measurement)
+            JsonLines(wrong)
 
 
 WRITE = """
