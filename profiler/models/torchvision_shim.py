@@ -56,8 +56,8 @@ class _TorchvisionFinder(MetaPathFinder):
         if name != "torchvision":
             return None
         others = (finder for finder in sys.meta_path if finder is not self)
-        found = (finder.find_spec(name, path, target) for finder in others)
-        spec = next(filter(None, found), None)
+        specs = (finder.find_spec(name, path, target) for finder in others)
+        spec = next(filter(None, specs), None)
         if spec is not None and spec.loader is not None:
             spec.loader = _Declaring(spec.loader)
         return spec

@@ -12,7 +12,7 @@ from foreign_folder import THEIRS, make_foreign
 ROOT = Path(__file__).parents[2]
 MAIN = "from trappm.cli import main; main()"
 ANYHOW = "import sys; from trappm.cli import run; run(sys.argv[1:])"
-"""Runs a command whatever its exit status."""
+"""Runs a command, which may fail."""
 
 
 @pytest.fixture(params=["installed", "a checkout on the path"])
