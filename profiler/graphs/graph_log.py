@@ -27,6 +27,12 @@ _NUMBERS = frozenset((
     torch.ops.aten._local_scalar_dense.default,
 ))  # fmt: skip
 """Operators that return the number in a tensor of one element."""
+_DRAWS = {
+    overload
+    for packet in (torch.ops.aten.bernoulli, torch.ops.aten.bernoulli_)
+    for overload in map(packet.__getattr__, packet.overloads())
+}
+"""Operators that draw which samples are dropped, as in stochastic depth."""
 _PACKED = {getattr(torch.ops.aten, name).data for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")}
 """Recurrent layers of packed sequences; the rules are of padded ones."""
 
@@ -110,7 +116,8 @@ class GraphLog:
         outputs = [t for t in tree_leaves(result) if isinstance(t, Tensor)]
         if rule is _folded:
             weights = frozenset[int]().union(*(self._value(t).weights for t in tensors))
-            values = [Value(tuple(t.shape), weights=weights) for t in outputs]
+            drops = func in _DRAWS or any(self._value(t).drops for t in tensors)
+            values = [Value(tuple(t.shape), weights=weights, drops=drops) for t in outputs]
         else:
             call = Call(func, args, kwargs, outputs, self._value, self._builder)
             values = (rule or _own_rule(func))(call)

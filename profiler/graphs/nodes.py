@@ -361,6 +361,8 @@ class Value:
     depends: bool = False
     weights: frozenset[int] = frozenset()
     """Identities of the parameters in a folded tensor."""
+    drops: bool = False
+    """True if it is 0 for the samples that training drops, which inference does not."""
 
     def of_shape(self, shape: Shape) -> Value:
         return dataclasses.replace(self, shape=shape)

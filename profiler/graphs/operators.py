@@ -116,7 +116,8 @@ def hard_sigmoid(call: Call) -> list[Value]:
 
 
 def dropout(call: Call) -> list[Value]:
-    return [call.emit("Dropout", call.input)] if call["train"] and call["p"] else alias(call)
+    """Return the tensor itself, as in inference, and the mask where it is a result."""
+    return [call.input, *(Value(shape) for shape in call.shapes[1:])]
 
 
 def cast(call: Call) -> list[Value]:
@@ -139,6 +140,15 @@ def add(call: Call, operator: str = "Add") -> list[Value]:
     if call["alpha"] not in (None, 1) and other is not None:
         values[-1] = call.emit("Mul", other, shape=other.shape)
     return [call.emit(operator, *values)]
+
+
+def mul(call: Call) -> list[Value]:
+    """Return a product; one with the choice of samples to drop is the tensor, as in inference."""
+    factors = _operands(call, "self", "other")
+    kept = [value for value in factors if not value.drops]
+    if len(kept) == 1:
+        return [kept[0].of_shape(call.shapes[0])]
+    return [call.emit("Mul", *factors)]
 
 
 def sub(call: Call) -> list[Value]:

@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from trappm.profiler.errors import InputError
+from trappm.profiler.graphs.nodes import bound
 from trappm.profiler.simulation.kernel_profile import KernelKind, Pass
 from trappm.profiler.tracing.kernel_log import HALVES, KernelLog, Product
 from trappm.profiler.tracing.known_values import USUAL, KnownValues
@@ -462,11 +463,6 @@ class GpuFunctions(TorchFunctionMode):
         args, kwargs = self._autocast.arguments(name, args, kwargs)
         if func in _FROM_DATA:
             return self._with_values(func, args, kwargs, func(*args, **kwargs))
-        # In inference mode operators reach the recorder whole.
-        if not torch.is_inference_mode_enabled():
-            output = self._replaced(func, name, args, kwargs)
-            if output is not NotImplemented:
-                return output
         if not self._enters(func, name):
             output = func(*args, **kwargs)
             if name in USUAL:
@@ -489,29 +485,27 @@ class GpuFunctions(TorchFunctionMode):
         is_asked_again = func in self._entered
         return not is_asked_again and any(func.__globals__ is names for names in _CALLING)
 
-    def _replaced(
-        self, func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Any:
-        """Return the result of a function that a GPU runs in another way, or NotImplemented."""
+    def whole(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Return the result of a composite operator that a GPU runs in another way.
+
+        NotImplemented where it takes the operator apart as PyTorch does.
+        """
+        name = func._schema.name.removeprefix("aten::")
         if name == "scaled_dot_product_attention":
-            output = self.attention(*args, **kwargs)
-            if output is not NotImplemented:
-                self._with_values(func, args, kwargs, output)
-            return output
+            return self.attention(*args, **kwargs)
         if name == "linear":
             return linear(*args, **kwargs)
         if name == "ctc_loss":
             return _ctc_loss(self._kernels, *args, **kwargs)
         if name in GATES and len(args) == 9:
-            return self._with_values(func, args, kwargs, recurrent(self._kernels, name, *args))
+            return recurrent(self._kernels, name, *args)
         if name == "dropout":
             return _dropout(*args, **kwargs)
         if name == "softmax":
-            tensor = args[0] if args else kwargs["input"]
-            if tensor.dtype != (kwargs.get("dtype") or tensor.dtype):
+            call = bound(func, args, kwargs)
+            if call["self"].dtype != (call["dtype"] or call["self"].dtype):
                 # The meta device would cast first, a GPU casts on the way.
-                axis = kwargs.get("dim", args[1] if len(args) > 1 else -1)
-                return torch._softmax(tensor, axis, True)
+                return torch._softmax(call["self"], call["dim"], True)
         return NotImplemented
 
     def _with_values(
@@ -690,12 +684,7 @@ def _ctc_loss(
     return losses if log_probs.dim() == 3 else losses.squeeze(0)
 
 
-def _dropout(
-    input: Tensor,  # noqa: A002  (as in torch)
-    p: float = 0.5,
-    training: bool = True,
-    inplace: bool = False,
-) -> Tensor:
-    if not training or p == 0.0 or inplace or not input.is_meta:
-        return F.dropout(input, p, training, inplace)
-    return torch.native_dropout(input, p, True)[0]
+def _dropout(tensor: Tensor, p: float, training: bool) -> Any:
+    if not training or p == 0.0 or not tensor.is_meta:
+        return NotImplemented
+    return torch.native_dropout(tensor, p, True)[0]

@@ -17,19 +17,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_map
 
 from trappm.profiler.errors import InputError
 from trappm.profiler.graphs.graph_log import GraphLog
 from trappm.profiler.graphs.nodes import bound
 from trappm.profiler.simulation.step_trace import Pass
-from trappm.profiler.tracing.gpu_functions import (
-    GATES,
-    GpuFunctions,
-    linear,
-    recurrent,
-)
+from trappm.profiler.tracing.composites import is_composite, taken_apart
+from trappm.profiler.tracing.gpu_functions import GpuFunctions
 from trappm.profiler.tracing.gpu_operators import COPYING, RESULTS, result_of
 from trappm.profiler.tracing.kernel_log import (
     FACTORS,
@@ -44,11 +40,6 @@ from trappm.profiler.tracing.known_values import KnownValues, is_whole
 _ATEN = torch.ops.aten
 _FACTORS = {**FACTORS, "convolution": ("input", "weight")}
 """Factors of products and convolutions."""
-_RECURRENT = {
-    overload: name
-    for name in GATES
-    for overload in (getattr(_ATEN, name).input, getattr(_ATEN, name).data)
-}
 
 
 class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -82,6 +73,7 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._last = _references_to_the_last()
 
     def end_model(self) -> None:
+        self._graph = None
         self._kernels.begin_loss()
 
     def end_forward(self) -> None:
@@ -134,14 +126,39 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._run(func, args, kwargs)
         tensors = tensors_of((*args, *kwargs.values()))
         rule = graph.rule(func, args, tensors)
-        if rule is None and _is_composite(func):  # its parts are nodes
-            return self._taken_apart(func, args, kwargs)
+        if rule is None and is_composite(func):  # its parts are nodes
+            return self._composite(func, args, kwargs)
         self._graph = None
         try:
             result = self._run(func, args, kwargs)
         finally:
             self._graph = graph
         graph.note(rule, func, args, kwargs, tensors, result)
+        return result
+
+    def run_whole(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a composite operator above autograd, and add it to the graph if it is one node."""
+        graph = self._graph
+        if graph is None:
+            return self._above_autograd(func, args, kwargs)
+        tensors = tensors_of((*args, *kwargs.values()))
+        rule = graph.rule(func, args, tensors)
+        if rule is None:  # its parts are nodes
+            return self._above_autograd(func, args, kwargs)
+        self._graph = None
+        try:
+            result = self._above_autograd(func, args, kwargs)
+        finally:
+            self._graph = graph
+        graph.note(rule, func, args, kwargs, tensors, result)
+        return result
+
+    def _above_autograd(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = self._functions.whole(func, args, kwargs)
+        if result is NotImplemented:
+            return taken_apart(func, args, kwargs)
+        with _disable_current_modes(), torch.no_grad():
+            self._values.replace(func, args, kwargs, result)
         return result
 
     def _run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -153,7 +170,7 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return args[0]
         if self._values.everything and self._is_of_cpu(func, args, kwargs):
             return self._values.results(func, args, kwargs)
-        if _is_composite(func):
+        if is_composite(func):
             return self._composite(func, args, kwargs)
         if func is _ATEN._local_scalar_dense.default:
             number = self._values.number(args[0])
@@ -235,9 +252,11 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return places
 
     def _composite(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        whole = self._whole(func, args, kwargs)
-        if whole is NotImplemented:
-            return self._taken_apart(func, args, kwargs)
+        """Run a composite operator in inference mode, which reaches the recorder whole."""
+        with self:
+            whole = self._functions.whole(func, args, kwargs)
+            if whole is NotImplemented:
+                return taken_apart(func, tuple(args), dict(kwargs))
         self._values.replace(func, args, kwargs, whole)
         return whole
 
@@ -274,22 +293,6 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._allocations.see(tensor)
         if self._inside is None:
             self._values.follow(func, args, kwargs, output)
-
-    def _whole(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Return the result of an operator that a GPU does not decompose, or NotImplemented."""
-        with self:
-            if func is _ATEN.scaled_dot_product_attention.default:
-                return self._functions.attention(*args, **kwargs)
-            if func is _ATEN.linear.default:
-                return linear(*args, **kwargs)
-            if func in _RECURRENT:
-                return recurrent(self._kernels, _RECURRENT[func], *args)
-        return NotImplemented
-
-    def _taken_apart(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Decompose an operator in C++; decompositions in Python copy more."""
-        with self:
-            return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
 
     def _convolution(self, func: Any, args: Sequence[Any], call: Mapping[str, Any]) -> Tensor:
         images, weight = call["input"], call["weight"]
@@ -345,15 +348,6 @@ def _as_written(result: Tensor, layout: torch.memory_format) -> Tensor:
     if result.dim() != 4 or result.is_contiguous(memory_format=layout):
         return result
     return torch.empty_like(result, memory_format=layout)
-
-
-@cache
-def _is_composite(func: Any) -> bool:
-    """Return whether PyTorch decomposes the operator on every device."""
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    keys = torch._C.DispatchKey
-    whole = has_kernel(func.name(), keys.CPU)
-    return not whole and bool(has_kernel(func.name(), keys.CompositeImplicitAutograd))
 
 
 def _accumulates(args: Sequence[Any], last: tuple[int, int]) -> bool:

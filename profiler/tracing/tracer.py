@@ -48,6 +48,7 @@ from trappm.profiler.records import (
 from trappm.profiler.simulation.kernel_profile import KernelProfile, KernelTable
 from trappm.profiler.simulation.step_profile import SavedBytes, StepProfile
 from trappm.profiler.simulation.step_trace import TRACED_BATCH_SIZES, Origin, StepTrace
+from trappm.profiler.tracing.composites import KERNELS
 from trappm.profiler.tracing.fusion import FusedKernelLog
 from trappm.profiler.tracing.gpu_functions import TRACED_GPU, GpuFunctions
 from trappm.profiler.tracing.kernel_log import AllocationLog, KernelLog, kernel_table
@@ -436,7 +437,8 @@ class Tracer:
             ):
                 warnings.simplefilter("ignore")  # of sizes read while tracing, for instance
                 allocations.begin(tensors)
-                with recorder, functions, _autocast(options):
+                calling = KERNELS.calling(recorder.run_whole)
+                with recorder, functions, calling, _autocast(options):
                     with keeping if training else contextlib.nullcontext():
                         output = model(*args, **{k: v for k, v in kwargs.items() if k != TARGETS})
                     recorder.end_model()
@@ -451,7 +453,7 @@ class Tracer:
                     _run_backward(loss, values)
                     allocations.note_gradients(parameters)
                     del loss
-            return _Recorded(allocations, kernels, None)
+            return _Recorded(allocations, kernels, made)
         except TrappmError:
             raise
         except Exception as error:
