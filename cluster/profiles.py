@@ -122,7 +122,7 @@ class StepCache:
 
     def get(self, key: StepKey) -> bytes | None:
         """Return a profile as `StepProfile.to_bytes` does; a damaged one is removed."""
-        from trappm.profiler.simulation.step_profile import StepProfile
+        from trappm.profiler.records.trace import StepProfile
 
         path = self._path(key, "npz")
         try:

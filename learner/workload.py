@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trappm.profiler.devices.catalogue import USABLE_SHARE
+from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.graphs.features import static_features
 from trappm.profiler.records import (
     METRICS,
@@ -29,8 +30,8 @@ from trappm.profiler.records import (
 from trappm.profiler.records.step_scope import WHOLE_STEP, StepScope
 
 if TYPE_CHECKING:
-    from trappm.profiler.simulation.kernel_profile import KernelProfile
-    from trappm.profiler.simulation.step_profile import StaticProfile, StepProfile
+    from trappm.profiler.records.kernels import StepKernels
+    from trappm.profiler.records.trace import Trace
 
 Array = npt.NDArray[np.float64]
 FloatArray = npt.NDArray[np.float32]
@@ -72,10 +73,10 @@ class Workload:
     memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS
     optimizer: Optimizer = Optimizer.SGD
     phase: Phase = Phase.TRAIN
-    step: StepProfile | None = None
-    """The allocations of a training step; None where it could not be traced."""
-    kernels: KernelProfile | None = None
-    """The kernels of a step; None where they could not be traced."""
+    trace: Trace | None = None
+    """The traced step; None where it could not be traced."""
+    kernels: StepKernels | None = None
+    """Those of the trace; None where predictors shall not see them."""
     scope: StepScope = WHOLE_STEP
     """Timed parts of the step, which concern step time only."""
     embedding: FloatArray | None = None
@@ -84,33 +85,28 @@ class Workload:
     @classmethod
     def of(
         cls,
-        profile: StaticProfile,
-        traced: StepProfile | str,
+        trace: Trace,
         settings: StepSettings,
         *,
-        phase: Phase,
         batch_size: int,
         with_kernels: bool,
     ) -> Self:
-        """Return the workload of a profiled model, with the kernels of the traced step or without.
-
-        Args:
-            profile: Profile of the model, traced in fp32 and contiguous.
-            traced: Step in the settings, or the reason why it cannot be traced.
+        """Return the workload of a step traced in these settings, with its kernels or without.
 
         Raises:
             InputError: The model cannot have this batch size.
+            UnsupportedModelError: The trace has no graph.
         """
-        precision, memory_format, optimizer, _ = settings
-        step = None if isinstance(traced, str) else traced
+        if trace.graph is None:
+            raise UnsupportedModelError(trace.refusal or "its forward pass has no graph")
         return cls(
-            graph=profile.graph.at(batch_size),
-            precision=precision,
-            memory_format=memory_format,
-            optimizer=optimizer,
-            phase=phase,
-            step=step or profile.step,
-            kernels=step.kernels if step is not None and with_kernels else None,
+            graph=trace.graph.at(batch_size),
+            precision=settings.precision,
+            memory_format=settings.memory_format,
+            optimizer=settings.optimizer,
+            phase=trace.phase,
+            trace=None if trace.allocations is None else trace,
+            kernels=trace.kernels if with_kernels else None,
         )
 
     @property

@@ -46,7 +46,7 @@ from trappm.extensions.transformers.model_heads import transformer_times
 from trappm.prediction.fitting import process_memory_mib, simulated_interval
 from trappm.profiler.errors import InputError, one_line
 from trappm.profiler.records import Optimizer, Phase, Precision
-from trappm.profiler.simulation.training_loop import Loop
+from trappm.profiler.memory.training_loop import Loop
 from trappm.profiler.static_profile import step_profile
 from trappm.profiler.text import nearest
 

@@ -138,7 +138,7 @@ class StaticProfileRow(Base):
     refusal: Mapped[str | None] = mapped_column(Text)
     """Reason why there is no graph."""
     step: Mapped[bytes | None] = mapped_column(LargeBinary)
-    """Bytes of `profiler.simulation.step_profile.StepProfile.to_bytes`."""
+    """Bytes of `profiler.records.trace.StepProfile.to_bytes`."""
     step_refusal: Mapped[str | None] = mapped_column(Text)
     trace_version: Mapped[int | None]
     """`TRACE_VERSION` of the step profile or its refusal; NULL if the step was not traced."""

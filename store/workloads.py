@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from trappm.profiler.errors import InputError
 from trappm.profiler.models.families import family_of
 from trappm.profiler.records import Configuration, GraphTemplate, Pair
-from trappm.profiler.simulation.step_profile import TRACE_VERSION, StepProfile
+from trappm.profiler.records.trace import TRACE_VERSION, StepProfile
 from trappm.profiler.text import nearest
 from trappm.store.engine import insert_new
 from trappm.store.records import PoolPart, configuration_of

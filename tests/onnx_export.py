@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from trappm.profiler.errors import TrappmError
 from trappm.profiler.records import GraphTemplate
-from trappm.profiler.simulation.step_trace import TRACED_BATCH_SIZES
+from trappm.profiler.records.allocations import TRACED_BATCH_SIZES
 from trappm.profiler.static_profile import _graph, _tracer
 
 OPSET = 17

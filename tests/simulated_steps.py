@@ -10,7 +10,7 @@ from trappm.prediction.models.subjects import Module, subject_of
 from trappm.prediction.prediction import Prediction
 from trappm.prediction.question import Question
 from trappm.profiler.records import Phase
-from trappm.profiler.simulation.step_trace import StepTrace
+from trappm.profiler.records.allocations import Allocations
 
 _QUESTION = ("batch_size", "precision", "memory_format", "optimizer", "phase")
 
@@ -29,7 +29,7 @@ def simulated(
     return simulated_answer(question, Module(model, example, targets, loss), device, "simulated")
 
 
-def trace_of(prediction: Prediction) -> StepTrace:
+def trace_of(prediction: Prediction) -> Allocations:
     """Trace the step again."""
     assert prediction.subject is not None
     phase = Phase(prediction.phase)

@@ -29,7 +29,7 @@ from trappm.profiler.records import (
     Precision,
     is_cpu_device,
 )
-from trappm.profiler.simulation.step_profile import StepProfile
+from trappm.profiler.records.trace import StepProfile
 from trappm.store import Assignment, AssignmentState, Store
 from trappm.store.records import Purpose, Role
 

@@ -59,7 +59,7 @@ from trappm.profiler.records import (
     StepSettings,
 )
 from trappm.profiler.records.graph import Graph
-from trappm.profiler.simulation.step_profile import StepProfile
+from trappm.profiler.records.trace import StepProfile
 from trappm.store.records import Role
 
 IntArray = npt.NDArray[np.int64]

@@ -25,7 +25,7 @@ from trappm.learner.physics.kernel_times import LEAST_MS, SHARPNESS, Lookup, tim
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Array, Workload
 from trappm.profiler.records import Phase
-from trappm.profiler.simulation.kernel_profile import KernelKind
+from trappm.profiler.records.kernels import KernelKind
 
 PARTS = (
     "pixel",

@@ -14,13 +14,13 @@ from trappm.profiler.devices.base import rank_key
 from trappm.profiler.devices.catalogue import CONTEXT_MIB, card_of
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Phase
-from trappm.profiler.simulation.kernel_profile import KernelKind, Size
+from trappm.profiler.records.kernels import KernelKind, Size
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from trappm.learner.workload import BoolArray
-    from trappm.profiler.simulation.kernel_profile import Kernels
+    from trappm.profiler.records.kernels import Kernels
 
 
 WIDE_TFLOPS = 0.3

@@ -19,7 +19,7 @@ from trappm.learner.physics.device_specs import DeviceSpec
 from trappm.learner.workload import Array, BoolArray, IntArray, Workload, cached_with_first
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Optimizer, Phase, Precision
-from trappm.profiler.simulation.kernel_profile import KernelKind, Kernels, Pass, Size
+from trappm.profiler.records.kernels import KernelKind, Kernels, Pass, Size
 
 Indices = IntArray
 

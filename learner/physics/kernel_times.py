@@ -31,7 +31,7 @@ from trappm.learner.physics.kernel_terms import (
     terms_of,
 )
 from trappm.learner.workload import Workload
-from trappm.profiler.simulation.kernel_profile import KernelKind
+from trappm.profiler.records.kernels import KernelKind
 
 STEP_MS = 0.1
 """Time of a step in addition to its kernels, before any label."""

@@ -15,10 +15,10 @@ import numpy as np
 from trappm.learner.workload import Array, Workload, cached_with_first
 from trappm.profiler.graphs.nodes import BYTES_PER_ELEMENT, VIEWS
 from trappm.profiler.records import Graph, Optimizer, Phase, Precision
-from trappm.profiler.simulation.allocator import MIB
-from trappm.profiler.simulation.step_profile import StepProfile
-from trappm.profiler.simulation.step_trace import ConvolutionKind, Event, Pass
-from trappm.profiler.simulation.training_loop import Loop
+from trappm.profiler.memory.allocator import MIB
+from trappm.profiler.records.trace import StepProfile
+from trappm.profiler.records.allocations import ConvolutionKind, Event, Pass
+from trappm.profiler.memory.training_loop import Loop
 
 CONVOLUTION_KINDS = len(ConvolutionKind)
 SCRATCH_KINDS = CONVOLUTION_KINDS * len(Pass)

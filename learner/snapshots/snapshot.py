@@ -60,7 +60,7 @@ from trappm.profiler.records import (
     Provenance,
     StepSettings,
 )
-from trappm.profiler.simulation.kernel_profile import KernelKind, Size
+from trappm.profiler.records.kernels import KernelKind, Size
 
 if TYPE_CHECKING:
     from trappm.learner.paper.encoder import Encoder

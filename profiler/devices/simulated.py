@@ -31,12 +31,12 @@ from trappm.profiler.records import (
     Protocol,
     Provenance,
 )
-from trappm.profiler.simulation.training_loop import Loop, TrainingLoop
+from trappm.profiler.memory.training_loop import Loop, TrainingLoop
 from trappm.profiler.steps.meter import Findings
 from trappm.profiler.steps.sampling import sample, summarize
 
 if TYPE_CHECKING:
-    from trappm.profiler.simulation.step_profile import StaticProfile
+    from trappm.profiler.records.trace import StaticProfile
 
 FloatArray = npt.NDArray[np.float64]
 

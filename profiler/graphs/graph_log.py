@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.graphs.nodes import ONNX, Call, GraphBuilder, Value
-from trappm.profiler.graphs.operators import RULES, Rule, elementwise
+from trappm.profiler.graphs.operators import RULES, Rule, alias, cast, elementwise
 from trappm.profiler.records import Graph
 
 _NUMBERS = frozenset((
@@ -46,6 +46,8 @@ class GraphLog:
             a batch axis.
         by_values: True if the step runs on values, which operators may depend on.
         is_known: Returns whether the number in a tensor of one element is known.
+        types_are_fixed: False if the step casts between types of real numbers by its precision,
+            which the graph leaves out.
     """
 
     def __init__(
@@ -56,9 +58,13 @@ class GraphLog:
         at_one_batch: bool = False,
         by_values: bool = False,
         is_known: Callable[[Tensor], bool] = lambda _: False,
+        types_are_fixed: bool = True,
     ) -> None:
         self._at_one_batch, self._by_values = at_one_batch, by_values
         self._is_known = is_known
+        self._types_are_fixed = types_are_fixed
+        self._refusal: UnsupportedModelError | None = None
+        """Why there is no graph."""
         parameters = {id(p): p for p in module.parameters()}
         self._builder = GraphBuilder({key: p.numel() for key, p in parameters.items()})
         self._values: dict[int, Value] = {}
@@ -70,14 +76,20 @@ class GraphLog:
             self._set(parameter, Value(tuple(parameter.shape), weights=weights))
         for tensor in inputs:
             self._set(tensor, Value(tuple(tensor.shape), depends=True))
-        self._input_type = str(inputs[0].dtype).removeprefix("torch.")
+        kind = inputs[0].dtype
+        if not types_are_fixed and kind.is_floating_point:
+            kind = torch.float32
+        self._input_type = str(kind).removeprefix("torch.")
 
     def graph(self, output: Any, batch_size: int) -> Graph:
         """Return the graph of the forward pass with this output.
 
         Raises:
-            UnsupportedModelError: No output depends on the inputs, or one has no batch axis.
+            UnsupportedModelError: A call depends on values, no output depends on the inputs, or one
+                has no batch axis.
         """
+        if self._refusal is not None:
+            raise self._refusal
         results = [t for t in tree_leaves(output) if isinstance(t, Tensor)]
         outputs = [value for value in map(self._value, results) if value.depends]
         if all(value.producer is None for value in outputs):
@@ -91,21 +103,22 @@ class GraphLog:
         return self._builder.graph(outputs, batch_size, self._input_type)
 
     def rule(self, func: Any, args: Sequence[Any], tensors: Sequence[Tensor]) -> Rule | None:
-        """Return the rule for the nodes of a call, or None if there is none.
-
-        Raises:
-            UnsupportedModelError: The call depends on values.
-        """
-        if not any(self._value(t).depends for t in tensors):
+        """Return the rule for the nodes of a call, or None if there is none."""
+        if self._refusal is not None or not any(self._value(t).depends for t in tensors):
             return _folded
         depends = _needs_values(func, args)
         if depends and func in _NUMBERS and self._is_known(args[0]):
             return _folded
         if depends and not self._by_values:
-            raise UnsupportedModelError(f"its forward pass depends on values of tensors ({func})")
+            self._refusal = UnsupportedModelError(
+                f"its forward pass depends on values of tensors ({func})"
+            )
+            return _folded
         if depends or func in _PACKED:
             return _own_rule(func)
         name = func._schema.name.removeprefix("aten::")
+        if not self._types_are_fixed and name in _CASTS and _is_real(args[0]):
+            return _same_type
         return RULES.get(name) or RULES.get(name.removesuffix("_"))
 
     def note(
@@ -113,6 +126,8 @@ class GraphLog:
         tensors: Sequence[Tensor], result: Any,
     ) -> None:  # fmt: skip
         """Add the nodes of a call that has run."""
+        if self._refusal is not None:
+            return
         outputs = [t for t in tree_leaves(result) if isinstance(t, Tensor)]
         if rule is _folded:
             weights = frozenset[int]().union(*(self._value(t).weights for t in tensors))
@@ -152,6 +167,18 @@ class GraphLog:
 def _folded(call: Call) -> list[Value]:
     """Mark a call that does not depend on the inputs."""
     raise AssertionError(call)
+
+
+_CASTS = frozenset(("_to_copy", "to", "type_as"))
+
+
+def _is_real(tensor: Any) -> bool:
+    return isinstance(tensor, Tensor) and tensor.is_floating_point()
+
+
+def _same_type(call: Call) -> list[Value]:
+    """Return the tensor itself if it is cast to another type of real numbers."""
+    return alias(call) if call.outputs[0].is_floating_point() else cast(call)
 
 
 def _needs_values(func: Any, args: Sequence[Any]) -> bool:

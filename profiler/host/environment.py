@@ -40,7 +40,7 @@ SEED = 0
 
 _STACK = (
     "device", "device_name", "device_power_limit_w", "measuring_version", "python", "torch", "timm",
-    "cuda", "cudnn", "driver", "tf32", "cudnn_benchmark", "switches", "ecc_enabled",
+    "transformers", "peft", "cuda", "cudnn", "driver", "tf32", "cudnn_benchmark", "switches", "ecc_enabled",
     "device_clock_mhz", "host_cpu", "strategy", "collectives", "nccl",
 )  # fmt: skip
 """Facts of the stack; they count if they are known.
@@ -88,6 +88,8 @@ def _machine_facts() -> Mapping[str, Any]:
         "python": ".".join(platform.python_version_tuple()[:2]),
         "torch": _version("torch"),
         "timm": _version("timm"),
+        "transformers": _version("transformers"),
+        "peft": _version("peft"),
         "code_version": code,
         **({} if why_not is None else {"code_version_missing": why_not}),
         "measuring_version": MEASURING_VERSION,
@@ -148,6 +150,16 @@ def _code_version() -> tuple[str | None, str | None]:
     if version is None and commit.missing is None:
         return None, "run neither from a checkout nor from an installed package"
     return version, commit.missing
+
+
+LIBRARIES = ("torch", "timm", "torchvision", "transformers", "peft", "onnx")
+"""Libraries that decide what a step of a model is."""
+
+
+@cache
+def library_versions() -> tuple[str | None, ...]:
+    """Return the versions of `LIBRARIES`; None for one that is not installed."""
+    return tuple(map(_version, LIBRARIES))
 
 
 def _version(distribution: str) -> str | None:

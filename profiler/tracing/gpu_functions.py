@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from trappm.profiler.errors import InputError
 from trappm.profiler.graphs.nodes import bound
-from trappm.profiler.simulation.kernel_profile import KernelKind, Pass
+from trappm.profiler.records.kernels import KernelKind, Pass
 from trappm.profiler.tracing.kernel_log import HALVES, KernelLog, Product
 from trappm.profiler.tracing.known_values import USUAL, KnownValues
 

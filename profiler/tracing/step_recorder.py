@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_map
 from trappm.profiler.errors import InputError
 from trappm.profiler.graphs.graph_log import GraphLog
 from trappm.profiler.graphs.nodes import bound
-from trappm.profiler.simulation.step_trace import Pass
+from trappm.profiler.records.allocations import Pass
 from trappm.profiler.tracing.composites import is_composite, taken_apart
 from trappm.profiler.tracing.gpu_functions import GpuFunctions
 from trappm.profiler.tracing.gpu_operators import COPYING, RESULTS, result_of

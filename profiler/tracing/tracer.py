@@ -1,7 +1,6 @@
-"""Traces a model's steps on the meta device: without memory, weights or arithmetic.
+"""Traces one step of a model on the meta device: without memory, weights or arithmetic.
 
-    model + inputs --inference step at two batch sizes--> graph, allocations, kernels
-                   --training step at the same two------> allocations, kernels
+    model + inputs --the step at two batch sizes--> graph of its forward pass, allocations, kernels
 
 Sizes are affine in the batch size, so two batch sizes give all. A third is checked where they seem
 not to be, and for modules of the caller.
@@ -11,15 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import sys
-import traceback
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import itemgetter
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -38,6 +33,7 @@ from trappm.profiler.errors import (
 from trappm.profiler.graphs.graph_log import GraphLog, needs_values
 from trappm.profiler.models.model_input import TARGETS, ExampleInputs, Inputs
 from trappm.profiler.records import (
+    Execution,
     Graph,
     GraphTemplate,
     IntArray,
@@ -45,102 +41,17 @@ from trappm.profiler.records import (
     Phase,
     Precision,
 )
-from trappm.profiler.simulation.kernel_profile import KernelProfile, KernelTable
-from trappm.profiler.simulation.step_profile import SavedBytes, StepProfile
-from trappm.profiler.simulation.step_trace import TRACED_BATCH_SIZES, Origin, StepTrace
+from trappm.profiler.records.allocations import TRACED_BATCH_SIZES, Allocations
+from trappm.profiler.records.kernels import StepKernels
+from trappm.profiler.records.trace import SavedBytes, Trace, TraceSettings, TraceSource
 from trappm.profiler.tracing.composites import KERNELS
 from trappm.profiler.tracing.fusion import FusedKernelLog
 from trappm.profiler.tracing.gpu_functions import TRACED_GPU, GpuFunctions
 from trappm.profiler.tracing.kernel_log import AllocationLog, KernelLog, kernel_table
 from trappm.profiler.tracing.known_values import KnownValues, check_memory
 from trappm.profiler.tracing.losses import Loss, default_loss
+from trappm.profiler.tracing.origins import OriginLog, line_of_error
 from trappm.profiler.tracing.step_recorder import StepRecorder
-
-_TORCH = str(Path(torch.__file__).parent) + os.sep
-_OURS = str(Path(__file__).parent) + os.sep
-_TRAPPM = str(Path(__file__).parents[2]) + os.sep
-_STANDARD = str(Path(os.__file__).parent) + os.sep
-_PACKAGES = str(Path(torch.__file__).parents[1]) + os.sep
-
-
-class OriginLog:
-    """Follows which module of a model runs.
-
-    Autograd numbers its nodes in the order of the forward pass; by this number the backward pass
-    finds the forward operator.
-    """
-
-    def __init__(self) -> None:
-        self._stack: list[str] = []
-        self._by_node: dict[int, tuple[str, str]] = {}
-
-    @contextmanager
-    def watching(self, model: nn.Module) -> Iterator[None]:
-        """Follow the modules of this model within the block."""
-        self._stack.clear()
-        self._by_node.clear()
-        hooks = []
-        for name, module in model.named_modules():
-            hooks += [
-                module.register_forward_pre_hook(lambda *_, name=name: self._stack.append(name)),
-                module.register_forward_hook(lambda *_: self._leave(), always_call=True),
-            ]
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-
-    def __call__(self, operator: Any) -> Origin:
-        """Return the origin of a tensor that this operator has just made."""
-        name = operator._schema.name.removeprefix("aten::") if operator is not None else ""
-        node = torch._C._current_autograd_node()
-        if node is None or self._stack:  # what is computed again has modules in the backward pass
-            module = self._stack[-1] if self._stack else ""
-            line = _line_of_model()
-            number = torch._C._autograd._get_sequence_nr()
-            self._by_node[number - 1] = module, line
-        else:
-            number = node._sequence_nr()
-            while number not in self._by_node and 0 < number < sys.maxsize:
-                number -= 1
-            module, line = self._by_node.get(number, ("", ""))
-        return Origin(module, name, line, node is not None)
-
-    def _leave(self) -> None:
-        self._stack.pop()
-
-
-def _line_of_model() -> str:
-    """Return the innermost line of the model's code, or an empty text."""
-    for frame, line in traceback.walk_stack(sys._getframe(1)):
-        path = frame.f_code.co_filename
-        if _is_of_model(path):
-            is_ours = path.startswith(_TRAPPM)  # inputs and losses that are made for the model
-            return "" if is_ours else f"{short_path(path)}:{line}"
-    return ""
-
-
-def line_of_error(error: BaseException) -> str:
-    """Return the innermost line of the model's code in an error's traceback, or an empty text."""
-    frames = ((f.f_code.co_filename, n) for f, n in traceback.walk_tb(error.__traceback__))
-    lines = [f"{short_path(path)}:{line}" for path, line in frames if _is_of_model(path)]
-    return lines[-1] if lines else ""
-
-
-def _is_of_model(path: str) -> bool:
-    if path.startswith(_PACKAGES):  # these may lie below the standard library
-        return not path.startswith(_TORCH)
-    return not path.startswith((_OURS, _STANDARD, "<frozen", "<string>"))
-
-
-def short_path(path: str) -> str:
-    """Return a path relative to the installed packages or the current folder."""
-    for folder in (_PACKAGES, os.getcwd() + os.sep):
-        if path.startswith(folder):
-            return path.removeprefix(folder)
-    return path
-
 
 _NO_GRAD = ("does not require grad", "nference tensor")
 """Parts of PyTorch's messages about a gradient within inference mode."""
@@ -149,34 +60,17 @@ CHECKED_BATCH_SIZE = 3
 OTHER_BATCH_SIZE = 131
 """Third batch size of modules that are not of a library: a prime number beyond round ones, as sizes
 may be affine up to some batch only, or be rounded up."""
+USUAL_VALUES = "The step looks for infinite numbers and NaN; it is taken to find none."
+"""Remark on a step that depends on such a look."""
 _HALF = {Precision.AMP_FP16: torch.float16, Precision.AMP_BF16: torch.bfloat16}
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepOptions:
-    """Options of a step, apart from its batch size."""
-
-    precision: Precision = Precision.FP32
-    """Types under autocast; with `bf16`, parameters and inputs have that type."""
-    memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS
-    """Layout of images and weights."""
-    fused_attention: bool = True
-    """True if the software stack has a kernel for attention."""
-    loss: Loss = default_loss
-    """Loss of the output and the inputs."""
-    is_compiled: bool = False
-    """True for the kernels of a step under `torch.compile`; its allocations are the eager ones."""
-    refuses_changes: bool = True
-    """True if a training step may not change in place what its backward pass needs."""
 
 
 @dataclass(frozen=True)
 class _Recorded:
-    """One step at one batch size."""
+    """The step at one batch size."""
 
     allocations: AllocationLog
     kernels: KernelLog
-    graph: Graph | None
 
     @property
     def order(self) -> IntArray:
@@ -190,11 +84,15 @@ class _Recorded:
 
 
 class Tracer:
-    """Traces one model, run in one way.
+    """Traces one step of one model.
 
     Args:
-        model, inputs, options: Model on the meta device, whose mode changes, and how it is run.
+        model, inputs: Model on the meta device, whose mode changes, and its inputs.
+        settings, phase: How the step is run.
         batch_sizes: Two different ones, or twice the only one of the model.
+        loss: Loss of the output and the inputs.
+        refuses_changes: True if a training step may not change in place what its backward pass
+            needs.
         with_origins: Whether to find the origin of each tensor, which takes longer.
         original: The module that `model` is a copy of, to run the step on its values and on those
             of the inputs, on the CPU; there must be one batch size only.
@@ -205,80 +103,125 @@ class Tracer:
         self,
         model: nn.Module,
         inputs: Inputs,
-        options: StepOptions | None = None,
+        settings: TraceSettings = TraceSettings(),  # noqa: B008  (it cannot change)
+        phase: Phase = Phase.TRAIN,
         batch_sizes: tuple[int, int] = TRACED_BATCH_SIZES,
         *,
+        loss: Loss = default_loss,
+        refuses_changes: bool = True,
         with_origins: bool = False,
         original: nn.Module | None = None,
         is_named: bool = False,
     ) -> None:
-        self._is_named = is_named
-        self._model = model
-        self._original = original
-        self._inputs = inputs
-        self._options = options or StepOptions()
+        self._model, self._inputs = model, inputs
+        self._settings, self._phase = settings, phase
         self._batch_sizes = batch_sizes
+        self._loss = loss
+        self._refuses_changes = refuses_changes
         self._origin_log = OriginLog() if with_origins else None
-        self._known: dict[tuple[Phase, bool], tuple[_Recorded, _Recorded]] = {}
+        self._original = original
+        self._is_named = is_named
+        self._graphs: dict[int, Graph | UnsupportedModelError] = {}
+        """Graph of the forward pass by batch size, or why there is none."""
         self._infers_with_grad = False
         """True if inference computes a gradient, such as of an energy, so only no_grad applies."""
         self._infers_with_labels = False
         """True if inference needs what only training should, such as labels."""
-        self.has_assumed = False
+        self._has_assumed = False
         """True if a step looked at values that the example does not have, for unusual numbers."""
-        self.origins: dict[Phase, Sequence[Origin]] = {}
-        """Origin of each block, by traced phase."""
 
-    def graph(self) -> GraphTemplate:
-        """Return the graph of the forward pass in inference.
+    def trace(self) -> Trace:
+        """Return the traced step; without allocations and kernels if they cannot be traced.
 
         Raises:
-            UnsupportedModelError: It depends on values, or has an output without a batch axis.
-            TrappmError: Its structure changes with the batch size, or it mixes samples.
-        """
-        recorded = self._record_twice(Phase.INFER, with_graph=True)
-        first, second = (cast(Graph, r.graph) for r in recorded)
-        if self._single:
-            return GraphTemplate.fixed(first)
-        template = GraphTemplate.from_graphs(first, second)
-        if any((constant < 0).any() for constant in template.constant.values()):
-            # Perhaps not affine in the batch size, but with the square of it.
-            third = self._record(Phase.INFER, CHECKED_BATCH_SIZE, with_graph=True).graph
-            template = GraphTemplate.from_graphs(first, second, third)
-        return template
-
-    def step(self) -> StepProfile:
-        """Return allocations and kernels of both phases.
-
-        Raises:
-            UnsupportedModelError: A step depends on values.
+            InputError: PyTorch refuses the step.
+            UnsupportedModelError: The forward pass cannot be traced either.
             UnevenSizesError: A size is not affine in the batch size.
             BatchOrderError: Other operators run at another batch size.
         """
-        options, parameters = self._options, list(self._model.parameters())
-        infer_trace, infer_kernels = self.phase(Phase.INFER)
-        train_trace, train_kernels = self.phase(Phase.TRAIN)
-        first, second = (r.allocations for r in self._known[Phase.TRAIN, False])
-        slope = (second.saved_bytes - first.saved_bytes) // self._span
-        trained = [p for p in parameters if id(p) in first.gradients]
-        kernels = KernelProfile(
-            train=train_kernels,
-            infer=infer_kernels,
-            parameter_tensors=len(trained),
-            parameters=sum(p.numel() for p in trained),
-            precision=options.precision,
-            memory_format=options.memory_format,
-            fused_attention=options.fused_attention,
-            batch_size=self._batch_sizes[0] if self._single else None,
+        try:
+            first, second = self._record_twice()
+        except UnsupportedModelError as error:
+            return self._without_step(error)
+        if not np.array_equal(first.order, second.order):
+            raise BatchOrderError("the order of allocations changes with the batch size")
+        if len(first.kernels) != len(second.kernels):
+            raise BatchOrderError("the number of kernels changes with the batch size")
+        self._check_growth(first, second)
+        graph, why = self._graph()
+        log, parameters = first.allocations, list(self._model.parameters())
+        places = [place for place, p in enumerate(parameters) if id(p) in log.gradients]
+        trained = [parameters[place] for place in places]
+        fixed = [*(p for p in parameters if id(p) not in log.gradients), *self._model.buffers()]
+        events = log.events()
+        allocations = Allocations(
+            kinds=events[:, 0].astype(np.int8),
+            blocks=events[:, 1].astype(np.int32),
+            sizes=np.stack([events[:, 2], second.allocations.events()[:, 2]], axis=1),
+            gradients=np.array([log.gradients[id(p)] for p in trained], dtype=np.int32),
+            parameter_bytes=_storage_bytes(trained),
+            parameter_places=np.array(places, dtype=np.int64),
+            buffer_bytes=_storage_bytes(fixed),
+            batch_sizes=(self._batch_sizes[0], self._batch_sizes[0] + self._span),
         )
-        return StepProfile(
-            trace=train_trace,
-            saved_bytes=SavedBytes(first.saved_bytes - slope * self._batch_sizes[0], slope),
-            trainable_parameters=sum(p.numel() for p in parameters if p.requires_grad),
-            frozen_parameters=sum(p.numel() for p in parameters if not p.requires_grad),
-            infer_trace=infer_trace,
-            kernels=kernels,
+        kernels, others = first.kernels, second.kernels
+        if isinstance(kernels, FusedKernelLog) and isinstance(others, FusedKernelLog):
+            others.fuse()
+            kernels.fuse(others)
+        slope = (second.allocations.saved_bytes - log.saved_bytes) // self._span
+        return Trace(
+            phase=self._phase,
+            graph=graph,
+            allocations=allocations,
+            kernels=StepKernels(
+                table=kernel_table(kernels, others, self._batch_sizes),
+                parameter_tensors=len(trained),
+                parameters=sum(p.numel() for p in trained),
+                precision=self._settings.precision,
+                memory_format=self._settings.memory_format,
+                fused_attention=self._settings.fused_attention,
+                batch_size=self._batch_sizes[0] if self._single else None,
+            ),
+            saved_bytes=SavedBytes(log.saved_bytes - slope * self._batch_sizes[0], slope),
+            refusal=why,
+            source=TraceSource.TRACED if self._original is None else TraceSource.RUN,
+            remark=USUAL_VALUES if self._has_assumed else None,
+            origins=tuple(log.origins),
         )
+
+    def _without_step(self, error: UnsupportedModelError) -> Trace:
+        """Return the graph alone; raises the error, why there is no step, if there is none."""
+        for batch_size in set(self._batch_sizes) - self._graphs.keys():
+            with contextlib.suppress(UnsupportedModelError):
+                self._record(batch_size)
+        if not self._graphs.keys() >= set(self._batch_sizes):
+            raise error
+        graph, _ = self._graph()
+        if graph is None:
+            raise error
+        return Trace(
+            phase=self._phase, graph=graph, allocations=None, kernels=None, refusal=str(error)
+        )
+
+    def _graph(self) -> tuple[GraphTemplate | None, str | None]:
+        """Return the graph of the forward pass, or why there is none.
+
+        Raises:
+            TrappmError: Its structure changes with the batch size, or it mixes samples.
+        """
+        first, second = (self._graphs[batch_size] for batch_size in self._batch_sizes)
+        if isinstance(first, UnsupportedModelError) or isinstance(second, UnsupportedModelError):
+            return None, str(first if isinstance(first, UnsupportedModelError) else second)
+        if self._single:
+            return GraphTemplate.fixed(first), None
+        template = GraphTemplate.from_graphs(first, second)
+        if any((constant < 0).any() for constant in template.constant.values()):
+            # Perhaps not affine in the batch size, but with the square of it.
+            if CHECKED_BATCH_SIZE not in self._graphs:
+                self._record(CHECKED_BATCH_SIZE)
+            third = cast(Graph, self._graphs[CHECKED_BATCH_SIZE])
+            template = GraphTemplate.from_graphs(first, second, third)
+        return template, None
 
     @property
     def _single(self) -> bool:
@@ -288,42 +231,7 @@ class Tracer:
     def _span(self) -> int:
         return max(self._batch_sizes[1] - self._batch_sizes[0], 1)
 
-    def phase(self, phase: Phase) -> tuple[StepTrace, KernelTable]:
-        """Return allocations and kernels of one phase.
-
-        Raises:
-            UnsupportedModelError, UnevenSizesError, BatchOrderError: As `step`.
-        """
-        first, second = self._record_twice(phase)
-        if not np.array_equal(first.order, second.order):
-            raise BatchOrderError("the order of allocations changes with the batch size")
-        if len(first.kernels) != len(second.kernels):
-            raise BatchOrderError("the number of kernels changes with the batch size")
-        self._check_growth(phase, first, second)
-        self.origins[phase] = tuple(first.allocations.origins)
-        log, parameters = first.allocations, list(self._model.parameters())
-        places = [place for place, p in enumerate(parameters) if id(p) in log.gradients]
-        fixed = [*(p for p in parameters if id(p) not in log.gradients), *self._model.buffers()]
-        events = log.events()
-        trace = StepTrace(
-            kinds=events[:, 0].astype(np.int8),
-            blocks=events[:, 1].astype(np.int32),
-            sizes=np.stack([events[:, 2], second.allocations.events()[:, 2]], axis=1),
-            gradients=np.array(
-                [log.gradients[id(parameters[place])] for place in places], dtype=np.int32
-            ),
-            parameter_bytes=_storage_bytes([parameters[place] for place in places]),
-            parameter_places=np.array(places, dtype=np.int64),
-            buffer_bytes=_storage_bytes(fixed),
-            batch_sizes=(self._batch_sizes[0], self._batch_sizes[0] + self._span),
-        )
-        kernels, others = first.kernels, second.kernels
-        if isinstance(kernels, FusedKernelLog) and isinstance(others, FusedKernelLog):
-            others.fuse()
-            kernels.fuse(others)
-        return trace, kernel_table(kernels, others, self._batch_sizes)
-
-    def _check_growth(self, phase: Phase, first: _Recorded, second: _Recorded) -> None:
+    def _check_growth(self, first: _Recorded, second: _Recorded) -> None:
         """Raise UnevenSizesError if a size of the step is not affine in the batch size.
 
         Sizes of all pairs of samples are not: the line through two of them begins below 0. Then,
@@ -338,48 +246,34 @@ class Tracer:
             not self._is_named
         )
         for batch_size in checked:
-            third = self._record(phase, batch_size, with_graph=False)
+            third = self._record(batch_size)
             if np.array_equal(third.sizes, fixed + slope * batch_size):
                 continue
             raise UnevenSizesError(
                 "some tensors grow faster than the batch, as where all samples are compared"
             )
 
-    def _record_twice(
-        self, phase: Phase, *, with_graph: bool = False
-    ) -> tuple[_Recorded, _Recorded]:
-        if (phase, True) in self._known:
-            with_graph = True
-        if (phase, with_graph) not in self._known:
-            first = second = self._record(phase, self._batch_sizes[0], with_graph=with_graph)
-            if self._original is None:
-                second = self._record(phase, self._batch_sizes[1], with_graph=with_graph)
-            if not np.array_equal(first.order, second.order):
-                # Some models keep what their first step makes, such as ConViT its table of
-                # positions.
-                first = self._record(phase, self._batch_sizes[0], with_graph=with_graph)
-            self._known[phase, with_graph] = first, second
-        return self._known[phase, with_graph]
+    def _record_twice(self) -> tuple[_Recorded, _Recorded]:
+        first = second = self._record(self._batch_sizes[0])
+        if not self._single:
+            second = self._record(self._batch_sizes[1])
+        elif self._original is None:
+            second = self._record(self._batch_sizes[0])
+        if not np.array_equal(first.order, second.order):
+            # Some models keep what their first step makes, such as ConViT its table of positions.
+            first = self._record(self._batch_sizes[0])
+        return first, second
 
-    def _graph_log(self, inputs: Sequence[Tensor], values: KnownValues) -> GraphLog:
-        return GraphLog(
-            self._model,
-            inputs,
-            at_one_batch=self._single,
-            by_values=self._original is not None,
-            is_known=values.has_number,
-        )
-
-    def _record(self, phase: Phase, batch_size: int, *, with_graph: bool) -> _Recorded:
-        """Record a step; one of inference as the model allows it, which the tracer remembers."""
-        inputs = self._inputs.in_phase(phase)
-        if phase is Phase.TRAIN:
-            return self._record_run(phase, inputs, batch_size, with_graph=with_graph)
+    def _record(self, batch_size: int) -> _Recorded:
+        """Record the step; one of inference as the model allows it, which the tracer remembers."""
+        inputs = self._inputs.in_phase(self._phase)
+        if self._phase is Phase.TRAIN:
+            return self._record_run(inputs, batch_size)
         while True:
             try:
                 if self._infers_with_labels:
                     inputs = self._inputs
-                return self._record_run(phase, inputs, batch_size, with_graph=with_graph)
+                return self._record_run(inputs, batch_size)
             except UnsupportedModelError as error:
                 if not self._infers_with_grad and any(word in str(error) for word in _NO_GRAD):
                     self._infers_with_grad = True
@@ -388,31 +282,29 @@ class Tracer:
                 else:
                     raise
 
-    def _gradients(self, *, training: bool) -> contextlib.AbstractContextManager[object]:
+    def _gradients(self) -> contextlib.AbstractContextManager[object]:
         """Return the mode in which gradients are computed, or are not."""
-        if training:
+        if self._phase is Phase.TRAIN:
             return torch.enable_grad()
         return torch.no_grad() if self._infers_with_grad else torch.inference_mode()
 
-    def _record_run(
-        self, phase: Phase, inputs: Inputs, batch_size: int, *, with_graph: bool
-    ) -> _Recorded:
-        model, log = self._model, self._origin_log
-        original, options = self._original, self._options
-        training = phase is Phase.TRAIN
+    def _record_run(self, inputs: Inputs, batch_size: int) -> _Recorded:
+        model, log, settings = self._model, self._origin_log, self._settings
+        original, training = self._original, self._phase is Phase.TRAIN
         model.train(training)
         parameters = list(model.parameters())
-        args, kwargs = _batch(inputs, batch_size, options)
+        args, kwargs = _batch(inputs, batch_size, settings)
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         allocations = AllocationLog((*parameters, *model.buffers()), log)
-        kernels = FusedKernelLog(allocations) if options.is_compiled else KernelLog()
+        is_compiled = settings.execution is Execution.COMPILE
+        kernels = FusedKernelLog(allocations) if is_compiled else KernelLog()
         values = KnownValues(everything=original is not None)
-        functions = GpuFunctions(kernels, options.fused_attention, values)
+        functions = GpuFunctions(kernels, settings.fused_attention, values)
         # A graph that ends in `.item()` is freed at once only if it does not hold its own results.
         keep = allocations.keep if original is None else lambda t: allocations.keep(t).detach()
         keeping = torch.autograd.graph.saved_tensors_hooks(
             lambda tensor: (keep(tensor), tensor._version),
-            _unchanged if options.refuses_changes else itemgetter(0),
+            _unchanged if self._refuses_changes else itemgetter(0),
         )
         hooks = [
             p.register_post_accumulate_grad_hook(allocations.accumulated)  # type: ignore[no-untyped-call]
@@ -420,46 +312,58 @@ class Tracer:
             if p.requires_grad
         ]
         following = contextlib.nullcontext() if log is None else log.watching(model)
-        graph = self._graph_log(tensors, values) if with_graph else None
+        graph = GraphLog(
+            model,
+            tensors,
+            at_one_batch=self._single,
+            by_values=original is not None,
+            is_known=values.has_number,
+            types_are_fixed=settings.precision is Precision.FP32,
+        )
         _set_values(values, tensors, inputs, batch_size)
         if original is not None:
             _set_weights(values, model, original)
         recorder = StepRecorder(allocations, kernels, functions, graph, values)
         try:
             with (
-                self._gradients(training=training),
+                self._gradients(),
                 following,
                 _seeded(values.everything),
                 _no_collector(),
                 _eager(),
                 TRACED_GPU,
+                KERNELS.calling(recorder.run_whole),
                 warnings.catch_warnings(),
             ):
                 warnings.simplefilter("ignore")  # of sizes read while tracing, for instance
                 allocations.begin(tensors)
-                calling = KERNELS.calling(recorder.run_whole)
-                with recorder, functions, calling, _autocast(options):
+                with recorder, functions, _autocast(settings):
                     with keeping if training else contextlib.nullcontext():
                         output = model(*args, **{k: v for k, v in kwargs.items() if k != TARGETS})
                     recorder.end_model()
-                    made = None if graph is None else graph.graph(output, batch_size)
+                    try:
+                        self._graphs[batch_size] = graph.graph(output, batch_size)
+                    except UnsupportedModelError as error:
+                        self._graphs[batch_size] = error
                     if not training:
                         allocations.end_forward()
                         del output
-                        return _Recorded(allocations, kernels, made)
-                    loss = options.loss(output, (args, kwargs))
+                        return _Recorded(allocations, kernels)
+                    loss = self._loss(output, (args, kwargs))
                     del output
                     recorder.end_forward()
                     _run_backward(loss, values)
                     allocations.note_gradients(parameters)
                     del loss
-            return _Recorded(allocations, kernels, made)
+            return _Recorded(allocations, kernels)
         except TrappmError:
             raise
+        except (MemoryError, OSError, ImportError) as error:  # not the model's fault
+            raise TrappmError(f"the step was not traced, try again: {one_line(error)}") from error
         except Exception as error:
-            raise _refusal(phase, error, recorder.failed) from error
+            raise _refusal(self._phase, error, recorder.failed) from error
         finally:
-            self.has_assumed = self.has_assumed or values.has_assumed
+            self._has_assumed = self._has_assumed or values.has_assumed
             for hook in hooks:
                 hook.remove()
             allocations.closed = True
@@ -478,8 +382,8 @@ def _unchanged(saved: tuple[Tensor, int]) -> Tensor:
     return tensor
 
 
-def _autocast(options: StepOptions) -> torch.autocast:
-    half = _HALF.get(options.precision)
+def _autocast(settings: TraceSettings) -> torch.autocast:
+    half = _HALF.get(settings.precision)
     return torch.autocast("cuda", half, enabled=half is not None)
 
 
@@ -501,14 +405,14 @@ def _refusal(phase: Phase, error: Exception, operator: Any) -> UnsupportedModelE
 
 
 def _batch(
-    inputs: Inputs, batch_size: int, options: StepOptions
+    inputs: Inputs, batch_size: int, settings: TraceSettings
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     def in_bf16(value: Any) -> Any:
         is_real = isinstance(value, Tensor) and value.is_floating_point()
         return value.to(torch.bfloat16) if is_real else value
 
-    batch = inputs.batch(batch_size, options.memory_format)
-    return tree_map(in_bf16, batch) if options.precision is Precision.BF16 else batch
+    batch = inputs.batch(batch_size, settings.memory_format)
+    return tree_map(in_bf16, batch) if settings.precision is Precision.BF16 else batch
 
 
 def _storage_bytes(tensors: Sequence[Tensor]) -> IntArray:

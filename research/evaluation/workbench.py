@@ -29,7 +29,7 @@ from trappm.profiler.errors import InputError
 from trappm.profiler.records import Execution, GraphTemplate, Measurement, Pair, Watch
 from trappm.profiler.records.graph import Graph
 from trappm.profiler.records.step_scope import StepScope
-from trappm.profiler.simulation.step_profile import StepProfile
+from trappm.profiler.records.trace import StepProfile
 from trappm.store import Home, Store
 
 Processes = Annotated[int, typer.Option(help="Number of processes that trace models.")]

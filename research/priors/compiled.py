@@ -33,7 +33,7 @@ from trappm.learner.workload import Workload
 from trappm.profiler.models.families import family_of
 from trappm.profiler.models.zoo import current_name
 from trappm.profiler.records import Graph, Optimizer, Phase, Precision
-from trappm.profiler.simulation.kernel_profile import KernelProfile
+from trappm.profiler.records.kernels import KernelProfile
 from trappm.profiler.static_profile import compiled_kernels, traced_phase
 from trappm.profiler.tracing.tracer import StepOptions
 

@@ -25,8 +25,8 @@ from trappm.learner.workload import Array, Workload
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Graph, MemoryFormat, Phase, Precision
 from trappm.profiler.records.step_scope import StepScope
-from trappm.profiler.simulation.kernel_profile import KernelProfile
-from trappm.profiler.simulation.step_trace import TRACED_BATCH_SIZES
+from trappm.profiler.records.kernels import KernelProfile
+from trappm.profiler.records.allocations import TRACED_BATCH_SIZES
 from trappm.profiler.tracing.gpu_functions import GpuFunctions
 from trappm.profiler.tracing.kernel_log import AllocationLog, KernelLog, kernel_table
 from trappm.profiler.tracing.step_recorder import StepRecorder

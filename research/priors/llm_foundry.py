@@ -38,7 +38,7 @@ from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
 from trappm.profiler.models.model_input import ExampleInputs
 from trappm.profiler.records import Graph, Optimizer, Phase, Precision
-from trappm.profiler.simulation.step_profile import StepProfile
+from trappm.profiler.records.trace import StepProfile
 from trappm.profiler.tracing.tracer import Tracer
 
 SOURCE = "mosaicml/llm-foundry"

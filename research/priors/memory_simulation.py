@@ -27,10 +27,10 @@ from trappm.profiler.errors import TrappmError
 from trappm.profiler.models.families import family_of
 from trappm.profiler.models.zoo import native_input_size
 from trappm.profiler.records import Optimizer
-from trappm.profiler.simulation.memory_simulation import WORKSPACE_SHARE, simulate_memory
-from trappm.profiler.simulation.step_profile import StepProfile
-from trappm.profiler.simulation.step_trace import ConvolutionKind, Pass
-from trappm.profiler.simulation.training_loop import Loop
+from trappm.profiler.memory.replay import WORKSPACE_SHARE, simulate_memory
+from trappm.profiler.records.trace import StepProfile
+from trappm.profiler.records.allocations import ConvolutionKind, Pass
+from trappm.profiler.memory.training_loop import Loop
 from trappm.profiler.static_profile import step_profile
 
 BATCH_SIZES = (8, 16, 32, 64, 128)

@@ -24,7 +24,7 @@ from trappm.learner.workload import Workload
 from trappm.profiler.models.model_input import ExampleInputs
 from trappm.profiler.records import Graph, MemoryFormat, Phase, Precision
 from trappm.profiler.records.step_scope import StepScope
-from trappm.profiler.simulation.kernel_profile import KernelProfile
+from trappm.profiler.records.kernels import KernelProfile
 from trappm.profiler.tracing.tracer import StepOptions, Tracer
 
 SIZES = ["hidden", "layers", "heads", "vocab", "ffn"]

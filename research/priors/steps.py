@@ -42,7 +42,7 @@ from trappm.profiler.records import (
     Precision,
 )
 from trappm.profiler.records.step_scope import WHOLE_STEP, StepScope
-from trappm.profiler.simulation.kernel_profile import KernelKind, KernelProfile, Size
+from trappm.profiler.records.kernels import KernelKind, KernelProfile, Size
 from trappm.profiler.static_profile import kernel_profile
 
 Traces = Annotated[Path, typer.Option(help="Folder of cached kernel traces.")]

@@ -65,7 +65,7 @@ from trappm.prediction.snapshot_choice import SHIPPED
 from trappm.profiler.devices.catalogue import card_name
 from trappm.profiler.errors import TrappmError
 from trappm.profiler.records import METRICS, Graph, Measurement, Phase, StepSettings, is_cpu_device
-from trappm.profiler.simulation.step_profile import StepProfile
+from trappm.profiler.records.trace import StepProfile
 from trappm.store import Home
 
 SPLIT = (

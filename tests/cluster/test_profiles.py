@@ -8,7 +8,7 @@ import pytest
 from trappm.cluster import profiles
 from trappm.cluster.profiles import StepCache, StepKey, profile_graph, trace_steps
 from trappm.profiler.records import GraphTemplate, MemoryFormat, Precision
-from trappm.profiler.simulation.step_profile import StepProfile
+from trappm.profiler.records.trace import StepProfile
 from trappm.profiler.tracing.tracer import Tracer
 
 

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from trappm.learner.workload import Workload
 from trappm.profiler.records import MemoryFormat, Optimizer, Phase, Precision
-from trappm.profiler.simulation.step_trace import ConvolutionKind
+from trappm.profiler.records.allocations import ConvolutionKind
 from trappm.profiler.static_profile import kernel_profile, static_profile
 
 INPUT_SIZE = 32

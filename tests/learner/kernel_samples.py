@@ -7,7 +7,7 @@ from trappm.learner.physics.kernel_times import group_rows
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
 from trappm.profiler.records import Graph, MemoryFormat, Precision
-from trappm.profiler.simulation.kernel_profile import (
+from trappm.profiler.records.kernels import (
     KernelKind,
     KernelProfile,
     KernelTable,

@@ -18,9 +18,9 @@ from trappm.profiler.records import (
     Protocol,
     StepSummary,
 )
-from trappm.profiler.simulation.kernel_profile import KernelProfile, KernelTable, Size
-from trappm.profiler.simulation.step_profile import SavedBytes, StepProfile
-from trappm.profiler.simulation.step_trace import Event, StepTrace
+from trappm.profiler.records.kernels import KernelProfile, KernelTable, Size
+from trappm.profiler.records.trace import SavedBytes, StepProfile
+from trappm.profiler.records.allocations import Event, Allocations
 from trappm.store import Assignment, OwnerProcess
 from trappm.store.schema import METADATA
 
@@ -47,7 +47,7 @@ def template(nodes=2, macs=10):
 
 
 def step_profile(frozen=0):
-    trace = StepTrace(
+    trace = Allocations(
         kinds=np.array([Event.ALLOCATE, Event.END_OF_FORWARD, Event.FREE], np.int8),
         blocks=np.array([0, 0, 0], np.int32),
         sizes=np.array([[512, 2048], [0, 0], [512, 2048]]),

@@ -12,7 +12,7 @@ import store_whole
 from guarded_postgresql import PASSWORD, guard
 
 from trappm import cli
-from trappm.profiler.simulation.step_profile import StepProfile
+from trappm.profiler.records.trace import StepProfile
 from trappm.profiler.static_profile import static_profile
 from trappm.store import Home, Store
 from trappm.store.schema import SCHEMA

@@ -11,7 +11,7 @@ from trappm.cli import options
 from trappm.cli.options import print_json
 
 if TYPE_CHECKING:
-    from trappm.profiler.simulation.training_loop import TrainingLoop
+    from trappm.profiler.memory.training_loop import TrainingLoop
 
 MAX_BATCH_SIZES = 64
 """Rows of a table of batch sizes."""
@@ -283,7 +283,7 @@ def _loop(
     from trappm.prediction.training_loops import loop_of
     from trappm.profiler.errors import InputError
     from trappm.profiler.records import member
-    from trappm.profiler.simulation.training_loop import Implementation
+    from trappm.profiler.memory.training_loop import Implementation
 
     if phase == "infer" and implementation is not None:
         raise InputError("--implementation is of training; leave it out with --phase infer")

@@ -50,9 +50,9 @@ from trappm.profiler.records import (
     StepSettings,
     is_cpu_device,
 )
-from trappm.profiler.simulation.memory_simulation import SimulatedMemory, simulate_memory
-from trappm.profiler.simulation.step_profile import StepSource
-from trappm.profiler.simulation.training_loop import Loop
+from trappm.profiler.memory.replay import SimulatedMemory, simulate_memory
+from trappm.profiler.records.trace import StepSource
+from trappm.profiler.memory.training_loop import Loop
 
 if TYPE_CHECKING:
     from trappm.learner.snapshots.manifest import CompiledRatio

@@ -28,15 +28,15 @@ from trappm.profiler.records import (
     StepSettings,
     is_cpu_device,
 )
-from trappm.profiler.simulation.memory_breakdown import MemoryBreakdown, Part, break_down
-from trappm.profiler.simulation.memory_simulation import SimulatedMemory, simulate_memory
-from trappm.profiler.simulation.step_profile import StepSource
+from trappm.profiler.memory.breakdown import MemoryBreakdown, Part, break_down
+from trappm.profiler.memory.replay import SimulatedMemory, simulate_memory
+from trappm.profiler.records.trace import StepSource
 from trappm.profiler.text import number_text
 
 if TYPE_CHECKING:
     from trappm.prediction.models.subjects import Subject
     from trappm.prediction.models.tracers import TracedStep
-    from trappm.profiler.simulation.training_loop import TrainingLoop
+    from trappm.profiler.memory.training_loop import TrainingLoop
 
 UNITS = {**METRICS, "energy_j": "J", "samples_per_s": "1/s", "mfu_percent": "%"}
 """Units of the figures of a step."""

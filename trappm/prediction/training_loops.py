@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Optimizer
-from trappm.profiler.simulation.training_loop import Implementation, ParameterGroup, TrainingLoop
+from trappm.profiler.memory.training_loop import Implementation, ParameterGroup, TrainingLoop
 
 if TYPE_CHECKING:
     import torch

@@ -16,7 +16,7 @@ from trappm.extensions.onnx.file_profile import file_profile
 from trappm.extensions.onnx.folding import fold
 from trappm.extensions.onnx.opening import Operation
 from trappm.profiler.errors import ModelFileError, UnsupportedModelError
-from trappm.profiler.simulation.step_profile import StepSource
+from trappm.profiler.records.trace import StepSource
 
 IMAGE = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, 8, 8])
 RESULT = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3, 8, 8])

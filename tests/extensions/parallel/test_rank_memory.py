@@ -14,7 +14,7 @@ from trappm.extensions.parallel.schedules import Parallelism, Strategy
 from trappm.extensions.parallel.shared_step import PROCESS, SharedStep, predict_parallel
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Optimizer
-from trappm.profiler.simulation.training_loop import TrainingLoop
+from trappm.profiler.memory.training_loop import TrainingLoop
 from trappm.profiler.static_profile import step_profile
 
 BATCH = 8

@@ -13,8 +13,8 @@ from simulated_steps import simulated, trace_of
 from trappm.profiler.models.on_meta import on_meta
 from trappm.profiler.models.sources import source_of
 from trappm.profiler.records import MemoryFormat, Precision
-from trappm.profiler.simulation.memory_breakdown import Part
-from trappm.profiler.simulation.training_loop import Implementation, TrainingLoop
+from trappm.profiler.memory.breakdown import Part
+from trappm.profiler.memory.training_loop import Implementation, TrainingLoop
 from trappm.profiler.tracing.tracer import StepOptions, Tracer
 
 LENGTH, BATCH = 64, 3

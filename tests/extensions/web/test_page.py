@@ -19,7 +19,7 @@ from store_samples import measure_next, planned
 
 from trappm.cluster.campaign.ownership import ownership
 from trappm.extensions.web.app import FILES
-from trappm.profiler.simulation.memory_breakdown import Part
+from trappm.profiler.memory.breakdown import Part
 from trappm.store import CampaignState, Home, LabelFilter, Store
 
 VIEWS = ("campaigns", "labels", "snapshots", "predict", "roofline")

@@ -21,15 +21,15 @@ from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.snapshots.snapshot import FEATURE_VERSIONS as VERSIONS
 from trappm.learner.workload import Workload
 from trappm.profiler.records import Graph, MemoryFormat, Phase, Precision
-from trappm.profiler.simulation.kernel_profile import (
+from trappm.profiler.records.kernels import (
     KernelKind,
     KernelProfile,
     KernelTable,
     Pass,
     Size,
 )
-from trappm.profiler.simulation.step_profile import SavedBytes, StepProfile
-from trappm.profiler.simulation.step_trace import ConvolutionKind, Event, StepTrace
+from trappm.profiler.records.trace import SavedBytes, StepProfile
+from trappm.profiler.records.allocations import ConvolutionKind, Event, Allocations
 
 torch.set_num_threads(1)
 
@@ -194,7 +194,7 @@ def made_up_workload(graph: Graph) -> Workload:
         *((Event.WORKSPACE, kind, 10**6 * (kind + 2)) for kind in range(SCRATCH_KINDS)),
     ]
     kind, blocks, event_sizes = np.array(events).T
-    trace = StepTrace(
+    trace = Allocations(
         kinds=kind.astype(np.int8),
         blocks=blocks.astype(np.int32),
         sizes=np.stack([event_sizes, 4 * event_sizes], axis=1),

@@ -16,7 +16,7 @@ from trappm.learner.physics.step_memory import step_memory
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Phase
-from trappm.profiler.simulation.training_loop import Loop
+from trappm.profiler.memory.training_loop import Loop
 from trappm.profiler.static_profile import static_profile
 
 NAMES = ("test_resnet", "test_vit", "test_convnext", "test_efficientnet", "test_mambaout")

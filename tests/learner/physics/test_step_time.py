@@ -17,7 +17,7 @@ from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Graph, Optimizer, Phase, Precision
 from trappm.profiler.records.step_scope import StepScope
-from trappm.profiler.simulation.kernel_profile import KernelKind, Pass
+from trappm.profiler.records.kernels import KernelKind, Pass
 from trappm.profiler.static_profile import kernel_profile
 
 torch.set_num_threads(1)

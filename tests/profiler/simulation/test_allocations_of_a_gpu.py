@@ -10,7 +10,7 @@ import pytest
 
 from trappm.profiler.devices.catalogue import CONTEXT_MIB, card_of
 from trappm.profiler.records import Configuration, Measurement, Outcome, Phase, Precision
-from trappm.profiler.simulation.allocator import MIB, Allocator
+from trappm.profiler.memory.allocator import MIB, Allocator
 from trappm.profiler.static_profile import static_profile
 
 DATA = Path(__file__).parents[3] / "examples" / "data" / "h100"

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from traced_steps import meta, tiny, trace_step
 
 from trappm.profiler.records import Optimizer
-from trappm.profiler.simulation.allocator import MIB, Allocator, ExpandableAllocator
-from trappm.profiler.simulation.memory_simulation import simulate_memory
-from trappm.profiler.simulation.step_trace import Event, StepTrace
-from trappm.profiler.simulation.training_loop import Loop, TrainingLoop
+from trappm.profiler.memory.allocator import MIB, Allocator, ExpandableAllocator
+from trappm.profiler.memory.replay import simulate_memory
+from trappm.profiler.records.allocations import Event, Allocations
+from trappm.profiler.memory.training_loop import Loop, TrainingLoop
 
 MIB_UNITS = MIB // 512
 """The allocator counts in units of 512 bytes."""
@@ -157,7 +157,7 @@ def traces(draw):
     blocks.append(0)
     sizes.append((0, 0))
     gradients = alive[: draw(st.integers(0, len(alive)))]
-    return StepTrace(
+    return Allocations(
         kinds=np.array(kinds, dtype=np.int8),
         blocks=np.array(blocks, dtype=np.int32),
         sizes=np.array(sizes, dtype=np.int64),

@@ -6,7 +6,7 @@ from torch import nn
 
 from trappm.profiler.errors import TrappmError
 from trappm.profiler.records import Optimizer
-from trappm.profiler.simulation.step_profile import StepProfile
+from trappm.profiler.records.trace import StepProfile
 from trappm.profiler.static_profile import step_profile
 
 

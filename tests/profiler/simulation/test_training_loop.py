@@ -16,9 +16,9 @@ from torch.utils._pytree import tree_leaves
 from trappm.profiler.errors import InputError
 from trappm.profiler.models.model_input import Sample
 from trappm.profiler.records import Optimizer
-from trappm.profiler.simulation.allocator import MIB, Allocator
-from trappm.profiler.simulation.memory_simulation import simulate_memory
-from trappm.profiler.simulation.training_loop import (
+from trappm.profiler.memory.allocator import MIB, Allocator
+from trappm.profiler.memory.replay import simulate_memory
+from trappm.profiler.memory.training_loop import (
     Implementation,
     ParameterGroup,
     TrainingLoop,

@@ -20,9 +20,9 @@ from trappm.profiler.errors import InputError, UnsupportedModelError
 from trappm.profiler.models.model_input import ExampleInputs
 from trappm.profiler.models.on_meta import on_meta
 from trappm.profiler.records import Phase
-from trappm.profiler.simulation.kernel_profile import Pass, Size
-from trappm.profiler.simulation.step_profile import StepSource
-from trappm.profiler.simulation.step_trace import Event
+from trappm.profiler.records.kernels import Pass, Size
+from trappm.profiler.records.trace import StepSource
+from trappm.profiler.records.allocations import Event
 from trappm.profiler.tracing import gpu_functions, losses, step_recorder
 from trappm.profiler.tracing.kernel_log import AllocationLog, tensors_of
 from trappm.profiler.tracing.losses import default_loss

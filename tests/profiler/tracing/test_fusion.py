@@ -7,7 +7,7 @@ from small_modules import Function, Parts
 from torch import nn
 
 from trappm.profiler.records import MemoryFormat, Phase, Precision
-from trappm.profiler.simulation.kernel_profile import KernelKind, Pass, Size
+from trappm.profiler.records.kernels import KernelKind, Pass, Size
 from trappm.profiler.static_profile import compiled_kernels, traced_phase
 from trappm.profiler.tracing.fusion import prefers_channels_last
 from trappm.profiler.tracing.tracer import StepOptions

@@ -15,7 +15,7 @@ from trappm.profiler.errors import InputError
 from trappm.profiler.models.model_input import Sample
 from trappm.profiler.models.on_meta import on_meta
 from trappm.profiler.records import Phase, Precision
-from trappm.profiler.simulation.kernel_profile import KernelKind
+from trappm.profiler.records.kernels import KernelKind
 from trappm.profiler.tracing.gpu_functions import CAST, REFUSED, TRACED_GPU, GpuFunctions
 from trappm.profiler.tracing.gpu_operators import result_of
 from trappm.profiler.tracing.kernel_log import KernelLog

@@ -9,8 +9,8 @@ from torch import nn
 
 from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.records import MemoryFormat, Phase, Precision
-from trappm.profiler.simulation.kernel_profile import KernelKind, Pass, Size
-from trappm.profiler.simulation.step_trace import TRACED_BATCH_SIZES
+from trappm.profiler.records.kernels import KernelKind, Pass, Size
+from trappm.profiler.records.allocations import TRACED_BATCH_SIZES
 from trappm.profiler.static_profile import kernel_profile, step_profile
 
 

@@ -11,7 +11,7 @@ from trappm.profiler.errors import UnevenSizesError, UnsupportedModelError
 from trappm.profiler.models.model_input import Sample
 from trappm.profiler.models.on_meta import on_meta
 from trappm.profiler.records import Phase
-from trappm.profiler.simulation.step_trace import Event
+from trappm.profiler.records.allocations import Event
 from trappm.profiler.static_profile import step_profile
 from trappm.profiler.tracing.tracer import Tracer
 

@@ -13,7 +13,7 @@ import trappm
 from trappm.profiler.models.model_input import ExampleInputs
 from trappm.profiler.models.on_meta import on_meta
 from trappm.profiler.records import Phase
-from trappm.profiler.simulation.kernel_profile import KernelKind
+from trappm.profiler.records.kernels import KernelKind
 from trappm.profiler.tracing.tracer import StepOptions, Tracer
 
 IMAGES, CLASSES = torch.rand(16, 3, 32, 32), torch.zeros(16, dtype=torch.long)

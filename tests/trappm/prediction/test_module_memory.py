@@ -16,7 +16,7 @@ import trappm
 from trappm.prediction.prediction import quantity
 from trappm.profiler.errors import InputError, UnsupportedModelError
 from trappm.profiler.models import zoo
-from trappm.profiler.simulation.memory_breakdown import Part
+from trappm.profiler.memory.breakdown import Part
 from trappm.profiler.static_profile import step_profile
 from trappm.profiler.tracing import known_values
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import trappm
-from trappm.profiler.simulation.memory_breakdown import Part
+from trappm.profiler.memory.breakdown import Part
 
 WIDTH = 2048
 IMAGES, CLASSES = torch.empty(16, WIDTH, device="meta"), torch.zeros(16, dtype=torch.long)

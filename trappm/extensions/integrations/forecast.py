@@ -23,7 +23,7 @@ from trappm.profiler.host import procfs
 from trappm.profiler.host.caller_state import independent_of_caller
 from trappm.profiler.models.on_meta import is_compiled
 from trappm.profiler.records import Execution, Precision, is_cpu_device
-from trappm.profiler.simulation.training_loop import TrainingLoop
+from trappm.profiler.memory.training_loop import TrainingLoop
 
 if TYPE_CHECKING:
     import torch

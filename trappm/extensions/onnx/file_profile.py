@@ -18,8 +18,8 @@ from trappm.extensions.onnx.opening import input_shapes, load_checked
 from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.models.model_input import Inputs
 from trappm.profiler.records import GraphTemplate
-from trappm.profiler.simulation.step_profile import StaticProfile, StepSource
-from trappm.profiler.simulation.step_trace import TRACED_BATCH_SIZES
+from trappm.profiler.records.trace import StaticProfile, StepSource
+from trappm.profiler.records.allocations import TRACED_BATCH_SIZES
 from trappm.profiler.static_profile import static_profile
 
 

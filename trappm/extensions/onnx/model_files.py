@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from trappm.prediction.models.tracers import LocalTracer, TracedStep, step_options, traced_step
 from trappm.profiler.records import Phase, StepSettings
-from trappm.profiler.simulation.step_trace import TRACED_BATCH_SIZES
+from trappm.profiler.records.allocations import TRACED_BATCH_SIZES
 
 if TYPE_CHECKING:
-    from trappm.profiler.simulation.step_profile import StaticProfile, StepProfile
+    from trappm.profiler.records.trace import StaticProfile, StepProfile
 
 PRELOAD = ("onnx", "trappm.extensions.onnx.file_profile", "trappm.extensions.onnx.model_files")
 """Modules that the warm process imports to trace files."""

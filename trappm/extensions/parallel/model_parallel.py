@@ -30,7 +30,7 @@ from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
 from trappm.profiler.records.step_scope import StepScope
-from trappm.profiler.simulation.kernel_profile import KernelKind, KernelTable, Pass, Size
+from trappm.profiler.records.kernels import KernelKind, KernelTable, Pass, Size
 
 WIDE = 2.5
 """Least size of a divided tensor in hidden states of 16 bits; residuals in fp32 have 2."""

@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from trappm.extensions.parallel.schedules import Parallelism, Strategy
 from trappm.extensions.parallel.step_work import blocks_of, gathered_blocks
-from trappm.profiler.simulation.step_trace import Event, StepTrace
-from trappm.profiler.simulation.training_loop import TrainingLoop
+from trappm.profiler.records.allocations import Event, Allocations
+from trappm.profiler.memory.training_loop import TrainingLoop
 
 Array = npt.NDArray[np.float64]
 
@@ -135,7 +135,7 @@ def _activations(needs: MemoryNeeds, parallelism: Parallelism) -> Array:
 
 
 def traced_needs(
-    trace: StepTrace, batch_size: int, loop: TrainingLoop, *, checkpoints: bool = False
+    trace: Allocations, batch_size: int, loop: TrainingLoop, *, checkpoints: bool = False
 ) -> MemoryNeeds:
     """Return the memory needs of a traced step in a training loop.
 
@@ -206,7 +206,7 @@ DEEPSPEED_BF16, DEEPSPEED_FP16 = MixedPrecision(2 + 4, 16), MixedPrecision(2, 16
 """Megatron-DeepSpeed of 2021 and 2022, by bigscience's published runs."""
 
 
-def _gathered(trace: StepTrace) -> float:
+def _gathered(trace: Allocations) -> float:
     """Return the bytes of unsharded FSDP tensors: parameters, and gradients of blocks."""
     blocks, root, trained_share = gathered_blocks(trace)
     blocks = blocks or [float(trace.parameter_bytes.sum())]

@@ -20,8 +20,8 @@ from trappm.learner.physics.prior import UPDATE_SHARE
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import UnsupportedModelError
-from trappm.profiler.simulation.kernel_profile import KernelKind, KernelProfile, Pass, Size
-from trappm.profiler.simulation.step_trace import Event, StepTrace
+from trappm.profiler.records.kernels import KernelKind, KernelProfile, Pass, Size
+from trappm.profiler.records.allocations import Event, Allocations
 
 READ_AND_WRITTEN = 2
 """Bytes moved per copied byte: one read and one write."""
@@ -139,7 +139,7 @@ def traced_work(workload: Workload, prior: StepTimePrior) -> StepWork:
 
 
 def gradients_of(
-    trace: StepTrace, kernels: KernelProfile, each_ms: np.ndarray, batch_size: int
+    trace: Allocations, kernels: KernelProfile, each_ms: np.ndarray, batch_size: int
 ) -> tuple[Gradient, ...]:
     """Return the gradients in order of completion; `each_ms` are times by kernel row, (k,)."""
     table = kernels.train
@@ -178,7 +178,7 @@ def _weight_kernels(
     return {size: total / count for size, (total, count) in sums.items()}
 
 
-def gathered_blocks(trace: StepTrace) -> tuple[list[float], float, float]:
+def gathered_blocks(trace: Allocations) -> tuple[list[float], float, float]:
     """Return the bytes of each block and of the root that FSDP gathers, and the share that trains.
 
     Frozen parameters are among the buffers of a trace. Other buffers are small and count as such.

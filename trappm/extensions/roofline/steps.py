@@ -32,7 +32,7 @@ from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import SnapshotError, UnsupportedModelError
 from trappm.profiler.records import StepSettings
-from trappm.profiler.simulation.kernel_profile import KernelKind, Kernels, KernelTable, Pass, Size
+from trappm.profiler.records.kernels import KernelKind, Kernels, KernelTable, Pass, Size
 from trappm.profiler.text import number_text
 
 if TYPE_CHECKING:

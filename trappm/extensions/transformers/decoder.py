@@ -21,10 +21,10 @@ from trappm.profiler.models.model_input import Inputs, NamedInputs
 from trappm.profiler.models.on_meta import on_meta
 from trappm.profiler.models.sources import source_of
 from trappm.profiler.records import Phase, Precision
-from trappm.profiler.simulation.allocator import MIB
-from trappm.profiler.simulation.kernel_profile import KernelTable, Size
-from trappm.profiler.simulation.memory_simulation import SimulatedMemory, simulate_memory
-from trappm.profiler.simulation.step_trace import StepTrace
+from trappm.profiler.memory.allocator import MIB
+from trappm.profiler.records.kernels import KernelTable, Size
+from trappm.profiler.memory.replay import SimulatedMemory, simulate_memory
+from trappm.profiler.records.allocations import Allocations
 from trappm.profiler.tracing.tracer import StepOptions, Tracer
 
 
@@ -32,7 +32,7 @@ from trappm.profiler.tracing.tracer import StepOptions, Tracer
 class DecoderStep:
     """Prefill or decode step of a batch."""
 
-    trace: StepTrace
+    trace: Allocations
     kernels: KernelTable
     batch_size: int
     context_bytes: int

@@ -232,7 +232,7 @@ def step_times_ms(
     from trappm.learner.workload import Workload
     from trappm.profiler.records import Graph
     from trappm.profiler.records.step_scope import StepScope
-    from trappm.profiler.simulation.kernel_profile import KernelProfile
+    from trappm.profiler.records.kernels import KernelProfile
 
     spec = known_spec(device)
     if spec is None or spec is CPU:

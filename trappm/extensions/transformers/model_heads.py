@@ -36,7 +36,7 @@ from trappm.learner.workload import Workload
 from trappm.profiler.devices.catalogue import read_name
 from trappm.profiler.models.pool import Attention
 from trappm.profiler.records import Precision
-from trappm.profiler.simulation.kernel_profile import KernelKind
+from trappm.profiler.records.kernels import KernelKind
 
 Array = npt.NDArray[np.float64]
 

@@ -24,7 +24,7 @@ from trappm.profiler.models.known_names import is_hub_id, refuse_weights
 from trappm.profiler.records import GraphTemplate
 
 if TYPE_CHECKING:
-    from trappm.profiler.simulation.step_profile import StaticProfile, StepProfile
+    from trappm.profiler.records.trace import StaticProfile, StepProfile
 
 FORMAT = 7
 """Version of the entries; increased when a profile of the same model changes."""
@@ -46,7 +46,7 @@ def cached_profile(
 
 def cached_step(key: tuple[object, ...], make: Callable[[], StepProfile]) -> StepProfile | str:
     """Return the steps of a model, traced unless they are cached; or why there are none."""
-    from trappm.profiler.simulation.step_profile import StepProfile
+    from trappm.profiler.records.trace import StepProfile
 
     path = _path(key, "step.npz")
     with contextlib.suppress(OSError, ValueError, TrappmError):
@@ -152,7 +152,7 @@ def profile_from_bytes(data: bytes) -> tuple[str, StaticProfile]:
     Raises:
         ValueError, KeyError, TypeError, TrappmError: It is damaged.
     """
-    from trappm.profiler.simulation.step_profile import StaticProfile, StepProfile, StepSource
+    from trappm.profiler.records.trace import StaticProfile, StepProfile, StepSource
 
     entry = json.loads(data)
     step, source = entry["step"], entry["step_source"]

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from trappm.profiler.models.model_input import Inputs
-    from trappm.profiler.simulation.step_profile import StaticProfile, StepProfile
+    from trappm.profiler.records.trace import StaticProfile, StepProfile
     from trappm.profiler.tracing.tracer import StepOptions
 
 

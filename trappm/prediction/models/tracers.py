@@ -44,18 +44,18 @@ from trappm.profiler.records import (
     Precision,
     StepSettings,
 )
-from trappm.profiler.simulation.step_trace import Origin, StepTrace
+from trappm.profiler.records.allocations import Origin, Allocations
 
 if TYPE_CHECKING:
     from torch import nn
 
     from trappm.profiler.models.model_input import Inputs
-    from trappm.profiler.simulation.step_profile import StaticProfile, StepProfile
+    from trappm.profiler.records.trace import StaticProfile, StepProfile
     from trappm.profiler.tracing.tracer import StepOptions
 
 _FOR_TRACES = (
     "torch._dynamo", "trappm.prediction.models.tracers", "trappm.profiler.static_profile",
-    "trappm.profiler.simulation.step_profile",
+    "trappm.profiler.records.trace",
 )  # fmt: skip
 """Modules that the warm process imports to trace, in addition to those of extensions."""
 FOR_NAMES = ("trappm.profiler.models.zoo",)
@@ -80,7 +80,7 @@ class TracingTimeoutError(ModelFileError):
 class TracedStep(NamedTuple):
     """Allocations of a step, and their origins."""
 
-    trace: StepTrace
+    trace: Allocations
     origins: Sequence[Origin]
     """Origin of each block of the trace."""
     only_batch: int | None
@@ -102,7 +102,7 @@ class TracedStep(NamedTuple):
         arrays = unpack(data)
         origins, *rest = json.loads(arrays.pop("rest").tobytes())
         sizes = arrays.pop("batch_sizes").tolist()
-        trace = StepTrace(batch_sizes=tuple(sizes), **arrays)
+        trace = Allocations(batch_sizes=tuple(sizes), **arrays)
         return cls(trace, [Origin(*origin) for origin in origins], *rest)
 
 
@@ -277,7 +277,7 @@ class OutsideTracer:
         return profile_from_bytes(self.process.trace(self, "profile"))
 
     def step(self, settings: StepSettings, batch_size: int | None) -> StepProfile:
-        from trappm.profiler.simulation.step_profile import StepProfile
+        from trappm.profiler.records.trace import StepProfile
 
         return StepProfile.from_bytes(self.process.trace(self, "step", settings, batch_size))
 

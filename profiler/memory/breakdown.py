@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from trappm.profiler.records import IntArray
-from trappm.profiler.simulation.allocator import MIB
-from trappm.profiler.simulation.memory_simulation import SimulatedMemory
-from trappm.profiler.simulation.step_trace import Event, Origin, StepTrace
+from trappm.profiler.memory.allocator import MIB
+from trappm.profiler.memory.replay import SimulatedMemory
+from trappm.profiler.records.allocations import Event, Origin, Allocations
 
 LARGEST = 10
 """Number of largest tensors to name."""
@@ -97,7 +97,7 @@ class MemoryBreakdown:
 
 
 def break_down(
-    trace: StepTrace,
+    allocations: Allocations,
     origins: Sequence[Origin],
     batch_size: int,
     memory: SimulatedMemory,
@@ -109,21 +109,21 @@ def break_down(
     """Return the composition of the simulated memory of a step.
 
     Args:
-        trace, origins, batch_size: Allocations, origin of each block, any batch size.
+        allocations, origins, batch_size: Allocations, origin of each block, any batch size.
         memory: Result of `simulate_memory` for the same step.
         state_bytes: Optimizer states.
-        fixed_mib: Parts outside of the trace: the context, workspaces of libraries.
+        fixed_mib: Parts outside of the allocations: the context, workspaces of libraries.
         kept_gradients: Indices of the parameters whose gradients of an earlier pass exist
             throughout the step.
     """
-    peak = _Peak.of(trace, batch_size)
-    weights = int(trace.parameter_bytes.sum() + trace.buffer_bytes.sum())
-    kept_bytes = int(trace.parameter_bytes[list(kept_gradients)].sum())
+    peak = _Peak.of(allocations, batch_size)
+    weights = int(allocations.parameter_bytes.sum() + allocations.buffer_bytes.sum())
+    kept_bytes = int(allocations.parameter_bytes[list(kept_gradients)].sum())
     is_of_logits = _of_logits(origins, peak.block_sizes)
     alive, optimizer_mib = peak.alive, 0.0
-    moment = _moment(trace, origins, peak.event, is_of_logits)
-    is_gradient = np.isin(np.arange(len(alive)), trace.gradients)
-    kept = trace.gradients[list(kept_gradients)]
+    moment = _moment(allocations, origins, peak.event, is_of_logits)
+    is_gradient = np.isin(np.arange(len(alive)), allocations.gradients)
+    kept = allocations.gradients[list(kept_gradients)]
     alive = alive & ~np.isin(np.arange(len(alive)), kept)
     # Rounding each block up to 512 bytes makes less than this.
     if memory.live_mib > (weights + kept_bytes + state_bytes + peak.live_bytes) / MIB * 1.02 + 1:
@@ -173,17 +173,17 @@ class _Peak:
     live_bytes: int
 
     @classmethod
-    def of(cls, trace: StepTrace, batch_size: int) -> Self:
-        sizes = trace.sizes_at(batch_size)
-        born, died = (trace.kinds == event for event in (Event.ALLOCATE, Event.FREE))
+    def of(cls, allocations: Allocations, batch_size: int) -> Self:
+        sizes = allocations.sizes_at(batch_size)
+        born, died = (allocations.kinds == event for event in (Event.ALLOCATE, Event.FREE))
         block_sizes = sizes[born]
         change = np.where(born, sizes, 0)
-        change[died] = -block_sizes[trace.blocks[died]]
+        change[died] = -block_sizes[allocations.blocks[died]]
         live = np.append(np.cumsum(change), 0)
         event = int(live.argmax())
         alive = np.zeros(len(block_sizes), dtype=np.bool_)
-        alive[trace.blocks[: event + 1][born[: event + 1]]] = True
-        alive[trace.blocks[: event + 1][died[: event + 1]]] = False
+        alive[allocations.blocks[: event + 1][born[: event + 1]]] = True
+        alive[allocations.blocks[: event + 1][died[: event + 1]]] = False
         return cls(event, alive, block_sizes, int(live[event]))
 
 
@@ -217,11 +217,11 @@ def _part(origin: Origin, is_gradient: bool, is_of_logits: bool) -> Part:
 
 
 def _moment(
-    trace: StepTrace, origins: Sequence[Origin], peak: int, is_of_logits: npt.NDArray[np.bool_]
+    allocations: Allocations, origins: Sequence[Origin], peak: int, is_of_logits: npt.NDArray[np.bool_]
 ) -> str:
     if not origins:
         return "the start"
-    number = int(trace.blocks[: peak + 1][trace.kinds[: peak + 1] == Event.ALLOCATE][-1])
+    number = int(allocations.blocks[: peak + 1][allocations.kinds[: peak + 1] == Event.ALLOCATE][-1])
     last = origins[number]
     which = "backward pass" if last.is_backward else "forward pass"
     if is_of_logits[number]:

@@ -1,4 +1,4 @@
-"""The kernels of a training step and of an inference step, for every batch size.
+"""The kernels of one step, for every batch size.
 
 A kernel is one launch on a GPU, or one loop over tensors on a CPU. Sizes are affine in the batch
 size, and equal kernels are one row with a count. The record needs NumPy only.
@@ -6,19 +6,17 @@ size, and equal kernels are one row with a count. The record needs NumPy only.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from trappm.profiler.errors import TrappmError
-from trappm.profiler.files.untrusted import pack, reading_profile, unpack
-from trappm.profiler.records import IntArray, MemoryFormat, Phase, Precision
-from trappm.profiler.simulation.step_trace import ConvolutionKind, Pass
+from trappm.profiler.records import IntArray, MemoryFormat, Precision
+from trappm.profiler.records.allocations import ConvolutionKind, Pass
 
-__all__ = ["ConvolutionKind", "KernelKind", "KernelProfile", "KernelTable", "Kernels", "Pass"]
+__all__ = ["ConvolutionKind", "KernelKind", "KernelTable", "Kernels", "Pass", "StepKernels"]
 
 
 class KernelKind(IntEnum):
@@ -120,13 +118,12 @@ class Kernels:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class KernelProfile:
-    """The kernels of both steps of a model at one input size, and its trained parameters."""
+class StepKernels:
+    """The kernels of one step of a model at one input size, and its trained parameters."""
 
-    train: KernelTable
-    infer: KernelTable
+    table: KernelTable
     parameter_tensors: int
-    """Number of tensors that get a gradient."""
+    """Number of tensors that the optimizer updates; 0 in inference."""
     parameters: int
     """Number of their elements."""
     precision: Precision
@@ -137,24 +134,21 @@ class KernelProfile:
     batch_size: int | None = None
     """The only batch size of a model that has one."""
 
-    def table(self, phase: Phase) -> KernelTable:
-        return self.train if phase is Phase.TRAIN else self.infer
-
     @property
     def needs_two_samples(self) -> bool:
         """True if a batch norm has one value per channel at batch 1, which PyTorch does not train.
 
         A batch norm in training mode reads its input twice; in evaluation mode it takes any batch.
         """
-        table = self.train
+        table = self.table
         slopes = table.sizes[..., 1]
         written = slopes[:, Size.WRITTEN_BYTES]
         trains = (written > 0) & (slopes[:, Size.READ_BYTES] >= 2 * written)
         norms = (table.kinds == KernelKind.BATCH_NORM) & (table.passes == Pass.FORWARD) & trains
         return bool((norms & (table.sizes_at(1)[:, Size.DEPTH] <= 1)).any())
 
-    def at(self, batch_size: int, phase: Phase = Phase.TRAIN) -> Kernels:
-        """Return the kernels of a step at this batch size.
+    def at(self, batch_size: int) -> Kernels:
+        """Return the kernels at this batch size.
 
         Raises:
             TrappmError: The batch size is below 1, or not the only one of the model.
@@ -162,54 +156,4 @@ class KernelProfile:
         if batch_size < 1 or self.batch_size not in (None, batch_size):
             only = "1 or more" if self.batch_size is None else f"{self.batch_size}"
             raise TrappmError(f"kernels at batch size {batch_size} of a model for {only}")
-        table = self.table(phase)
-        return Kernels(table=table, sizes=table.sizes_at(batch_size))
-
-    def to_bytes(self) -> bytes:
-        """Return a compressed NumPy archive; equal profiles give equal bytes."""
-        arrays: dict[str, npt.NDArray[Any]] = {
-            f"{phase}.{f.name}": getattr(self.table(phase), f.name)
-            for phase in Phase
-            for f in fields(KernelTable)
-        }
-        arrays[_NUMBERS] = np.array(
-            (
-                self.parameter_tensors,
-                self.parameters,
-                list(Precision).index(self.precision),
-                list(MemoryFormat).index(self.memory_format),
-                self.fused_attention,
-                self.batch_size or 0,
-            ),
-            dtype=np.int64,
-        )
-        return pack(arrays)
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Self:
-        """Return the profile of `to_bytes`.
-
-        Raises:
-            TrappmError: The bytes are damaged.
-        """
-        with reading_profile("kernel profile"):
-            arrays = unpack(data)
-            tensors, parameters, precision, memory_format, fused, batch = arrays[_NUMBERS].tolist()
-            train, infer = (
-                KernelTable(**{f.name: arrays[f"{phase}.{f.name}"] for f in fields(KernelTable)})
-                for phase in (Phase.TRAIN, Phase.INFER)
-            )
-            return cls(
-                train=train,
-                infer=infer,
-                parameter_tensors=tensors,
-                parameters=parameters,
-                precision=list(Precision)[precision],
-                memory_format=list(MemoryFormat)[memory_format],
-                fused_attention=bool(fused),
-                batch_size=batch or None,
-            )
-
-
-_NUMBERS = "numbers"
-"""Array of the scalars of the record."""
+        return Kernels(table=self.table, sizes=self.table.sizes_at(batch_size))

@@ -17,7 +17,7 @@ from enum import Enum, StrEnum
 
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Optimizer, member
-from trappm.profiler.simulation.allocator import Allocator, Block
+from trappm.profiler.memory.allocator import Allocator, Block
 
 _SCALAR = 1
 """Size of a tensor with one number, in units of 512 bytes."""

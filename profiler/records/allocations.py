@@ -59,7 +59,7 @@ TRACED_BATCH_SIZES = (8, 32)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class StepTrace:
+class Allocations:
     """The allocations of a step at every batch size: E events in order."""
 
     kinds: npt.NDArray[np.int8]

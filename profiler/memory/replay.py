@@ -1,6 +1,6 @@
-"""The GPU memory of a training step: its trace, replayed through a model of CUDA's allocator.
+"""The GPU memory of a training step: its allocations, replayed through a model of CUDA's allocator.
 
-The sizes are those of the trace, which is of one precision, layout and execution.
+The sizes are those of the allocations, which is of one precision, layout and execution.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import IntArray
-from trappm.profiler.simulation.allocator import (
+from trappm.profiler.memory.allocator import (
     MIB_UNITS,
     UNIT,
     Allocator,
@@ -21,8 +21,8 @@ from trappm.profiler.simulation.allocator import (
     DeviceIsFullError,
     ExpandableAllocator,
 )
-from trappm.profiler.simulation.step_trace import ConvolutionKind, Event, Pass, StepTrace
-from trappm.profiler.simulation.training_loop import DEFAULT_LOOP, TrainingLoop
+from trappm.profiler.records.allocations import ConvolutionKind, Event, Pass, Allocations
+from trappm.profiler.memory.training_loop import DEFAULT_LOOP, TrainingLoop
 
 STEPS = 2
 """The second step differs from the first: optimizer states exist before it."""
@@ -55,7 +55,7 @@ class SimulatedMemory:
 
 
 def simulate_memory(
-    trace: StepTrace,
+    allocations: Allocations,
     batch_size: int,
     loop: TrainingLoop = DEFAULT_LOOP,
     workspace_share: Mapping[int, float] = WORKSPACE_SHARE,
@@ -68,7 +68,7 @@ def simulate_memory(
     otherwise the least memory that it needs.
 
     Args:
-        trace, batch_size, loop: Step, any batch size, and the training loop around the steps.
+        allocations, batch_size, loop: Step, any batch size, and the training loop around the steps.
         workspace_share: See `WORKSPACE_SHARE`; other values are for fitting.
         limit_mib: Memory of the device that the step can use; None for one that is never full.
 
@@ -77,14 +77,14 @@ def simulate_memory(
     """
     if batch_size < 1:
         raise InputError(f"batch size is {batch_size}; it must be 1 or more")
-    plain = _replay(trace, batch_size, loop, {})
+    plain = _replay(allocations, batch_size, loop, {})
     scratch = plain
     if workspace_share:
-        scratch = _replay(trace, batch_size, loop, workspace_share)
+        scratch = _replay(allocations, batch_size, loop, workspace_share)
     reserved, reserved_with_workspace = plain.peak_reserved, scratch.peak_reserved
     limit = None if limit_mib is None else int(limit_mib * MIB_UNITS)
     if limit is not None and reserved_with_workspace > limit:
-        smallest_capacity = _smallest_capacity(trace, batch_size, loop, workspace_share, scratch)
+        smallest_capacity = _smallest_capacity(allocations, batch_size, loop, workspace_share, scratch)
         reserved_with_workspace = max(smallest_capacity, limit)
         reserved = min(reserved, reserved_with_workspace)
     return SimulatedMemory(
@@ -95,7 +95,7 @@ def simulate_memory(
 
 
 def _smallest_capacity(
-    trace: StepTrace,
+    allocations: Allocations,
     batch_size: int,
     loop: TrainingLoop,
     shares: Mapping[int, float],
@@ -104,21 +104,21 @@ def _smallest_capacity(
     """Return the smallest device, in units, on which the replay runs (to `CAPACITY_TOLERANCE`).
 
     Args:
-        trace, batch_size, loop, shares: See `_replay`.
+        allocations, batch_size, loop, shares: See `_replay`.
         unlimited: Result of a replay on a device that is never full.
     """
     too_little, enough = unlimited.peak_live - 1, unlimited.peak_reserved
     while enough > (1 + CAPACITY_TOLERANCE) * too_little:
         middle = (too_little + enough) // 2
         try:
-            enough = _replay(trace, batch_size, loop, shares, middle).peak_reserved
+            enough = _replay(allocations, batch_size, loop, shares, middle).peak_reserved
         except DeviceIsFullError:
             too_little = middle
     return enough
 
 
 def _replay(
-    trace: StepTrace,
+    allocations: Allocations,
     batch_size: int,
     loop: TrainingLoop,
     shares: Mapping[int, float],
@@ -126,15 +126,15 @@ def _replay(
 ) -> Allocator:
     allocator = (ExpandableAllocator if loop.expandable_segments else Allocator)(capacity)
     parameters, buffers = (
-        _units(sizes).tolist() for sizes in (trace.parameter_bytes, trace.buffer_bytes)
+        _units(sizes).tolist() for sizes in (allocations.parameter_bytes, allocations.buffer_bytes)
     )
-    places = trace.parameter_places.tolist()
+    places = allocations.parameter_places.tolist()
     for size in (*parameters, *buffers):
         if size:  # an empty tensor takes no memory
             allocator.allocate(size)
-    numbers = trace.gradients.tolist()
+    numbers = allocations.gradients.tolist()
     freed = frozenset(numbers[index] for index in loop.held(places))
-    events_of = cache(partial(_events, trace, batch_size, shares))
+    events_of = cache(partial(_events, allocations, batch_size, shares))
     gradients: dict[int, Block] = {}
     for step in range(STEPS):
         for number in freed & gradients.keys() if loop.set_to_none else ():
@@ -154,7 +154,7 @@ def _units(sizes: IntArray) -> IntArray:
 
 
 def _events(
-    trace: StepTrace, batch_size: int, shares: Mapping[int, float], present: frozenset[int]
+    allocations: Allocations, batch_size: int, shares: Mapping[int, float], present: frozenset[int]
 ) -> list[tuple[int, int]]:
     """Return the requests to the allocator in order: a block and its size; 0 frees the block.
 
@@ -162,8 +162,8 @@ def _events(
     that of a new kind of convolution, and may be 0. Gradients that are present from an earlier
     backward pass are freed as they are added to those.
     """
-    sizes, blocks = trace.sizes_at(batch_size), trace.blocks.copy()
-    scratch = np.flatnonzero(trace.kinds == Event.WORKSPACE)
+    sizes, blocks = allocations.sizes_at(batch_size), allocations.blocks.copy()
+    scratch = np.flatnonzero(allocations.kinds == Event.WORKSPACE)
     which, touched = blocks[scratch], sizes[scratch]
     met = np.unique(np.stack([which, touched]), axis=1, return_index=True)[1]
     share = np.zeros(which.max(initial=0) + 1)
@@ -174,11 +174,11 @@ def _events(
     blocks[scratch] = _SCRATCH
     blocks[scratch[met]] = _SEARCHED
     requested = (units > 0) | (blocks == _SEARCHED)
-    complete = trace.kinds == Event.ACCUMULATE
-    added = trace.additions
-    complete[added[np.isin(trace.blocks[added], list(present))]] = False
+    complete = allocations.kinds == Event.ACCUMULATE
+    added = allocations.additions
+    complete[added[np.isin(allocations.blocks[added], list(present))]] = False
     requested &= ~complete
-    units[(trace.kinds == Event.FREE) | (trace.kinds == Event.ACCUMULATE)] = 0
+    units[(allocations.kinds == Event.FREE) | (allocations.kinds == Event.ACCUMULATE)] = 0
     return list(zip(blocks[requested].tolist(), units[requested].tolist(), strict=True))
 
 

@@ -1,0 +1,194 @@
+"""One step of a model as it was traced: its graph, allocations and kernels. Needs NumPy only."""
+
+from __future__ import annotations
+
+import enum
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from trappm.profiler.files.untrusted import pack, reading_profile, unpack
+from trappm.profiler.memory.replay import SimulatedMemory, simulate_memory
+from trappm.profiler.memory.training_loop import Loop, TrainingLoop
+from trappm.profiler.records import (
+    Execution,
+    GraphTemplate,
+    MemoryFormat,
+    Optimizer,
+    Phase,
+    Precision,
+)
+from trappm.profiler.records.allocations import Allocations, Origin
+from trappm.profiler.records.kernels import KernelTable, StepKernels
+
+TRACE_VERSION = 4
+"""Increased when the tracer changes; steps of earlier versions are traced again."""
+_MAX_KNOWN = 4096
+"""Largest number of cached simulations."""
+_QUANTIZED = re.compile(r"QuantizeLinear$|QLinear|ConvInteger$|MatMulInteger$|^com\.microsoft\.Q")
+
+
+class TraceSettings(NamedTuple):
+    """What a trace depends on besides the model, its inputs and the phase."""
+
+    precision: Precision = Precision.FP32
+    """Types under autocast; with `bf16`, parameters and inputs have that type."""
+    memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS
+    """Layout of images and weights."""
+    execution: Execution = Execution.EAGER
+    """Kernels are those of this way to run the step; allocations are the eager ones."""
+    fused_attention: bool = True
+    """True if the software stack has a kernel for attention, as PyTorch from 2.0."""
+
+
+class TraceSource(enum.StrEnum):
+    """Model whose step was traced."""
+
+    TRACED = "traced"
+    """The model itself."""
+    REBUILT = "rebuilt"
+    """A module rebuilt from an ONNX file."""
+    RUN = "run on the example"
+    """The model itself, run on the values of its example, which its operators depend on."""
+
+
+class SavedBytes(NamedTuple):
+    """Bytes kept for the backward pass, affine in the batch size."""
+
+    constant: int
+    slope: int
+
+    def at(self, batch_size: int) -> int:
+        return self.constant + self.slope * batch_size
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Trace:
+    """One step of a model, at every batch size or at a single one.
+
+    A part that cannot be traced is None: the graph, or allocations and kernels together.
+    """
+
+    phase: Phase
+    graph: GraphTemplate | None
+    """Graph of the forward pass, with dropout and the like as in inference."""
+    allocations: Allocations | None
+    kernels: StepKernels | None
+    saved_bytes: SavedBytes = SavedBytes(0, 0)
+    """Bytes that autograd keeps between forward and backward pass."""
+    refusal: str | None = None
+    """Why a part is None."""
+    only_because: str = ""
+    """Why it holds for a single batch size, or empty."""
+    source: TraceSource = TraceSource.TRACED
+    remark: str | None = None
+    """What the trace leaves out or assumes, or None."""
+    origins: Sequence[Origin] = ()
+    """Origin of each block of the allocations, if they were asked for."""
+
+    @property
+    def batch_size(self) -> int | None:
+        """The only batch size, or None."""
+        kernels, graph = self.kernels, self.graph
+        if kernels is not None:
+            return kernels.batch_size
+        return None if graph is None else graph.fixed_batch_size
+
+    @property
+    def quantized(self) -> str | None:
+        """An operator on quantized numbers, which no training step has, or None."""
+        operators = () if self.graph is None else self.graph.operators
+        return next((name for name in operators if _QUANTIZED.search(name)), None)
+
+    def memory(
+        self, batch_size: int, optimizer: Optimizer = Optimizer.SGD, loop: Loop = Loop.PLAIN
+    ) -> SimulatedMemory:
+        """Return the GPU memory of the step at this batch size; see `memory_in`."""
+        return self.memory_in(loop.with_optimizer(optimizer), batch_size)
+
+    def memory_in(
+        self, loop: TrainingLoop, batch_size: int, limit_mib: float | None = None
+    ) -> SimulatedMemory:
+        """Return the GPU memory of the step in this loop; see `simulate_memory`.
+
+        Raises:
+            InputError: The batch size is below 1.
+        """
+        assert self.allocations is not None  # noqa: S101  (callers have looked)
+        key = loop, batch_size, limit_mib
+        memory = self._known.get(key)
+        if memory is None:
+            memory = simulate_memory(self.allocations, batch_size, loop, limit_mib=limit_mib)
+            if len(self._known) >= _MAX_KNOWN:
+                self._known.clear()
+            self._known[key] = memory
+        return memory
+
+    @cached_property
+    def _known(self) -> dict[tuple[TrainingLoop, int, float | None], SimulatedMemory]:
+        return {}
+
+    def to_bytes(self) -> bytes:
+        """Return a compressed NumPy archive; equal traces give equal bytes."""
+        arrays: dict[str, Any] = {}
+        if self.graph is not None:
+            arrays["graph"] = np.frombuffer(self.graph.to_bytes(), dtype=np.uint8)
+        rest: dict[str, Any] = {
+            "phase": self.phase,
+            "saved_bytes": self.saved_bytes,
+            "refusal": self.refusal,
+            "only_because": self.only_because,
+            "source": self.source,
+            "remark": self.remark,
+            "origins": self.origins,
+        }
+        if self.allocations is not None:
+            for name in _ALLOCATIONS:
+                arrays[f"allocations.{name}"] = np.asarray(getattr(self.allocations, name))
+        if self.kernels is not None:
+            for name in _KERNELS:
+                arrays[f"kernels.{name}"] = getattr(self.kernels.table, name)
+            rest["kernels"] = {name: getattr(self.kernels, name) for name in _OF_KERNELS}
+        return pack(arrays | {"rest": np.frombuffer(json.dumps(rest).encode(), dtype=np.uint8)})
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """Return the trace of `to_bytes`.
+
+        Raises:
+            TrappmError: The bytes are damaged.
+        """
+        with reading_profile("trace"):
+            arrays = unpack(data)
+            rest = json.loads(arrays["rest"].tobytes())
+            allocations = kernels = None
+            if "allocations.kinds" in arrays:
+                columns = {name: arrays[f"allocations.{name}"] for name in _ALLOCATIONS}
+                first, second = columns.pop("batch_sizes").tolist()
+                allocations = Allocations(batch_sizes=(first, second), **columns)
+            if (row := rest.pop("kernels", None)) is not None:
+                row["precision"] = Precision(row["precision"])
+                row["memory_format"] = MemoryFormat(row["memory_format"])
+                table = KernelTable(**{name: arrays[f"kernels.{name}"] for name in _KERNELS})
+                kernels = StepKernels(table=table, **row)
+            graph = GraphTemplate.from_bytes(arrays["graph"].tobytes()) if "graph" in arrays else None
+            return cls(
+                graph=graph,
+                allocations=allocations,
+                kernels=kernels,
+                phase=Phase(rest.pop("phase")),
+                source=TraceSource(rest.pop("source")),
+                saved_bytes=SavedBytes(*rest.pop("saved_bytes")),
+                origins=[Origin(*origin) for origin in rest.pop("origins")],
+                **rest,
+            )
+
+
+_ALLOCATIONS = tuple(field.name for field in fields(Allocations))
+_KERNELS = tuple(field.name for field in fields(KernelTable))
+_OF_KERNELS = tuple(field.name for field in fields(StepKernels) if field.name != "table")

@@ -1,0 +1,165 @@
+"""`trace`: what a step of a model does, without running it.
+
+    name or module + inputs + settings + phase ----> graph, allocations and kernels of the step
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from torch import nn
+
+from trappm.profiler.errors import (
+    BatchOrderError,
+    TrappmError,
+    UnevenSizesError,
+    UnsupportedModelError,
+)
+from trappm.profiler.models.model_input import Inputs, Sample
+from trappm.profiler.models.on_meta import on_meta
+from trappm.profiler.models.sources import source_of
+from trappm.profiler.records import Execution, MemoryFormat, Phase
+from trappm.profiler.records.allocations import TRACED_BATCH_SIZES
+from trappm.profiler.records.trace import Trace, TraceSettings, TraceSource
+from trappm.profiler.tracing.fusion import prefers_channels_last
+from trappm.profiler.tracing.losses import Loss, default_loss
+from trappm.profiler.tracing.tracer import Tracer
+
+BY_VALUES = "its operators depend on the values of its inputs"
+
+
+def trace(
+    model: str | nn.Module,
+    inputs: int | Inputs,
+    settings: TraceSettings = TraceSettings(),  # noqa: B008  (it cannot change)
+    phase: Phase = Phase.TRAIN,
+    *,
+    loss: Loss = default_loss,
+    batch_size: int | None = None,
+    refuses_changes: bool = True,
+    with_origins: bool = False,
+) -> Trace:
+    """Return one step of a model, traced at two batch sizes for all others.
+
+    With a batch size, a step whose sizes do not grow evenly is traced at this one alone. A module
+    whose operators depend on values then runs on the CPU, on those of its example.
+
+    Args:
+        model: Name of an architecture, or a module whose inputs have the batch first; a copy runs.
+        inputs: Size of the inputs of a name in pixels or tokens, or the inputs of a module.
+        settings, phase: How the step is run.
+        loss: Loss of a training step.
+        batch_size: Batch size of the question, or None.
+        refuses_changes: True if a training step may not change in place what its backward pass
+            needs.
+        with_origins: Whether to find the origin of each tensor, which takes longer.
+
+    Raises:
+        UnknownArchitectureError: There is no such model.
+        InputError: PyTorch refuses the step, or a wrong input size.
+        UnsupportedModelError: It cannot be traced, not even its forward pass.
+        UnevenSizesError, BatchOrderError: Its sizes do not grow evenly with the batch, and there is
+            no batch size.
+    """
+    step = _Step(model, _inputs(model, inputs), inputs, phase, loss, refuses_changes, with_origins)
+    made = step.traced(settings._replace(execution=Execution.EAGER), batch_size)
+    if settings.execution is Execution.EAGER or made.kernels is None:
+        return made
+    if made.source is TraceSource.RUN:
+        raise UnsupportedModelError(f"{BY_VALUES}, so parts of it run in eager")
+    if prefers_channels_last(made.kernels.table, phase):
+        settings = settings._replace(memory_format=MemoryFormat.CHANNELS_LAST)
+    sizes = TRACED_BATCH_SIZES if made.batch_size is None else (made.batch_size,) * 2
+    fused = step.at(settings, sizes).kernels
+    table = made.kernels.table if fused is None else fused.table
+    return replace(made, kernels=replace(made.kernels, table=table))
+
+
+def _inputs(model: str | nn.Module, inputs: int | Inputs) -> Inputs:
+    if isinstance(model, str) and isinstance(inputs, int):
+        return source_of(model).inputs(model, inputs)
+    return Sample.of(inputs) if isinstance(inputs, int) else inputs
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What is traced, in any settings and at any batch sizes."""
+
+    model: str | nn.Module
+    inputs: Inputs
+    input_size: object
+    phase: Phase
+    loss: Loss
+    refuses_changes: bool
+    with_origins: bool
+
+    def at(
+        self,
+        settings: TraceSettings,
+        batch_sizes: tuple[int, int],
+        original: nn.Module | None = None,
+    ) -> Trace:
+        module = on_meta(
+            self.model, self.input_size, settings.memory_format, settings.precision
+        )
+        return Tracer(
+            module,
+            self.inputs,
+            settings,
+            self.phase,
+            batch_sizes,
+            loss=self.loss,
+            refuses_changes=self.refuses_changes,
+            with_origins=self.with_origins,
+            original=original,
+            is_named=isinstance(self.model, str),
+        ).trace()
+
+    def traced(self, settings: TraceSettings, batch_size: int | None) -> Trace:
+        """Return the step at all batch sizes, or else at this one."""
+        try:
+            at_all = self.at(settings, TRACED_BATCH_SIZES)
+            if at_all.allocations is not None or batch_size is None:
+                return at_all
+            why = at_all.refusal or ""
+        except TrappmError as error:
+            if batch_size is None:
+                raise self._named(error) from error
+            at_all, why = None, _why_alone(error)
+        try:
+            at_one = self._alone(settings, batch_size)
+        except UnsupportedModelError:
+            if at_all is None:
+                raise
+            return at_all
+        return replace(at_one, only_because=at_one.only_because or why)
+
+    def _alone(self, settings: TraceSettings, batch_size: int) -> Trace:
+        sizes = batch_size, batch_size
+        try:
+            at_one = self.at(settings, sizes)
+            if at_one.allocations is not None or isinstance(self.model, str):
+                return at_one
+        except UnsupportedModelError:
+            if isinstance(self.model, str):
+                raise
+        return replace(self.at(settings, sizes, self.model), only_because=BY_VALUES)
+
+    def _named(self, error: TrappmError) -> TrappmError:
+        """Return the error with the model's name, if the reason is the model."""
+        if not isinstance(error, UnsupportedModelError):
+            return error
+        name = self.model if isinstance(self.model, str) else type(self.model).__name__
+        return type(error)(f"{name} at {self.inputs}: {error}")
+
+
+def _why_alone(error: TrappmError) -> str:
+    """Return why a step is traced at one batch size only."""
+    if isinstance(error, UnevenSizesError):
+        return str(error)
+    if isinstance(error, BatchOrderError):
+        return "other operators run at every batch size, as where it loops over its samples"
+    return (
+        f"at other batch sizes {str(error).rstrip('.')}; if the loss has labels of a fixed batch, "
+        "give them as targets=labels"
+    )
