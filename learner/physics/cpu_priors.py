@@ -163,10 +163,10 @@ class CpuTimePrior(CpuPrior):
         Raises:
             InputError: A workload without kernels.
         """
-        profile = workload.kernels
-        if profile is None:
+        step = workload.kernels
+        if step is None:
             raise InputError("a workload without kernels has no simulated step time")
-        kernels = profile.at(workload.batch_size, workload.phase)
+        kernels = step.at(workload.batch_size)
         table, sizes = kernels.table, kernels.sizes
         counts = table.counts.astype(np.float64)
         forward = table.passes == Pass.FORWARD
@@ -200,7 +200,7 @@ class CpuTimePrior(CpuPrior):
             MS_PER_CALL * float(counts[~forward].sum()),
             MS_PER_CALL * float(counts[convolution & forward].sum()),
             MS_PER_CALL * float(counts[convolution & ~forward].sum()),
-            MS_PER_UPDATE * (profile.parameter_tensors if updates else 0),
+            MS_PER_UPDATE * (step.parameter_tensors if updates else 0),
             *products,
             MS_PER_NARROW_TAP * float(narrow[forward].sum()),
             MS_PER_NARROW_TAP * float(narrow[of_images & ~forward].sum()),
@@ -209,7 +209,7 @@ class CpuTimePrior(CpuPrior):
             MS_PER_BYTE * passes * float(weight_bytes[of_weights].sum()),
             MS_PER_FRESH_BYTE * passes * float(weight_bytes[large].sum()),
             *(MS_PER_BYTE * float(bytes_[np.isin(table.kinds, k)].sum()) for k in STREAMS.values()),
-            MS_PER_BYTE * (profile.parameters * BYTES_PER_PARAMETER[workload.optimizer] * updates),
+            MS_PER_BYTE * (step.parameters * BYTES_PER_PARAMETER[workload.optimizer] * updates),
         ]
 
     def started_from(self, other: Self) -> Self:

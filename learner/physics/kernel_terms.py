@@ -168,10 +168,10 @@ _Rows = dict[str, npt.NDArray[Any]]
 @cached_with_first
 def _parts(workload: Workload, spec: DeviceSpec) -> tuple[_Rows, _Rows, dict[str, Any]]:
     """Return streams, products, and the other `Terms` of one workload."""
-    profile = workload.kernels
-    if profile is None:
+    traced = workload.kernels
+    if traced is None:
         raise InputError("a workload without kernels has no simulated step time")
-    kernels = profile.at(workload.batch_size, workload.phase)
+    kernels = traced.at(workload.batch_size)
     table = kernels.table
     forward = table.passes == Pass.FORWARD
     scope = workload.scope
@@ -179,11 +179,11 @@ def _parts(workload: Workload, spec: DeviceSpec) -> tuple[_Rows, _Rows, dict[str
     dispatches = [
         table.counts[forward].sum(),
         table.counts[~forward].sum(),
-        profile.parameter_tensors if updates else 0,
+        traced.parameter_tensors if updates else 0,
     ]
     width = 0.5 if workload.precision is Precision.BF16 else 1.0
     each = width * BYTES_PER_PARAMETER[workload.optimizer]
-    bytes_ = profile.parameters * each if updates else 0.0
+    bytes_ = traced.parameters * each if updates else 0.0
     step = {
         "dispatches": np.array(dispatches, dtype=np.float64),
         "optimizer_bytes": float(bytes_),

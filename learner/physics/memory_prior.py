@@ -35,8 +35,8 @@ from trappm.learner.physics.step_memory import (
 )
 from trappm.learner.workload import Array, Workload
 from trappm.profiler.devices.catalogue import CONTEXT_MIB
-from trappm.profiler.records import MemoryFormat, Phase, Precision
 from trappm.profiler.memory.training_loop import Loop
+from trappm.profiler.records import MemoryFormat, Phase, Precision
 
 # Narrow spreads are best for few labels (docs/research/memory.md).
 SPEC = PriorSpec(

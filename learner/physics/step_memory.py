@@ -1,9 +1,9 @@
 """The memory of a step from its allocations: peaks, and what makes them uncertain.
 
-The peaks are simulated (`memory_simulation`). A few numbers describe the
-curve of live bytes: how far scratch memory of each kind of convolution would lift the peak (cuDNN's
-choice of algorithm, which no profile knows), how large single tensors are (fragmentation), and what
-the peak is made of. A replay takes milliseconds, so its result is cached as long as its profile.
+The peaks are simulated (`profiler.memory.replay`). A few numbers describe the curve of live bytes:
+how far scratch memory of each kind of convolution would lift the peak (cuDNN's choice of algorithm,
+which no trace knows), how large single tensors are (fragmentation), and what the peak is made of. A
+replay takes milliseconds, so its result is cached as long as its trace.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import numpy as np
 
 from trappm.learner.workload import Array, Workload, cached_with_first
 from trappm.profiler.graphs.nodes import BYTES_PER_ELEMENT, VIEWS
-from trappm.profiler.records import Graph, Optimizer, Phase, Precision
 from trappm.profiler.memory.allocator import MIB
-from trappm.profiler.records.trace import StepProfile
-from trappm.profiler.records.allocations import ConvolutionKind, Event, Pass
 from trappm.profiler.memory.training_loop import Loop
+from trappm.profiler.records import Graph, Optimizer, Phase, Precision
+from trappm.profiler.records.allocations import ConvolutionKind, Event, Pass
+from trappm.profiler.records.trace import Trace
 
 CONVOLUTION_KINDS = len(ConvolutionKind)
 SCRATCH_KINDS = CONVOLUTION_KINDS * len(Pass)
@@ -67,49 +67,45 @@ class StepMemory:
 
 def step_memory(workload: Workload, loop: Loop = Loop.PLAIN) -> StepMemory:
     """Return the simulated memory of the step, or an fp32 estimate from the graph."""
-    step, optimizer, phase = workload.step, workload.optimizer, workload.phase
-    if step is not None:
-        return _simulated(step, workload.batch_size, optimizer, loop, phase)
-    if phase is Phase.INFER:
+    if workload.trace is not None:
+        return _simulated(workload.trace, workload.batch_size, workload.optimizer, loop)
+    if workload.phase is Phase.INFER:
         return _forward_only(workload.graph)
-    return _of_untraced(workload.graph, optimizer, loop)
+    return _of_untraced(workload.graph, workload.optimizer, loop)
 
 
 def amp_factor(workload: Workload, memory: StepMemory) -> float:
     """Return the factor of the precision on memory that was estimated in fp32."""
-    traced = Precision.FP32 if workload.step is None else workload.step.precision
-    if workload.precision is Precision.FP32 or traced is not Precision.FP32:
+    if workload.precision is Precision.FP32 or workload.trace is not None:
         return 1.0
     weights = min(memory.weights_mib / memory.live_mib, 1.0)
     return weights + AMP_SHARE * (1.0 - weights)
 
 
 @cached_with_first
-def _simulated(
-    step: StepProfile, batch_size: int, optimizer: Optimizer, loop: Loop, phase: Phase
-) -> StepMemory:
-    trace = step.trace_of(phase)
-    peaks = step.memory(batch_size, optimizer, loop, phase)
-    sizes = trace.sizes_at(batch_size).astype(np.float64)
-    born, died = (trace.kinds == kind for kind in (Event.ALLOCATE, Event.FREE))
+def _simulated(trace: Trace, batch_size: int, optimizer: Optimizer, loop: Loop) -> StepMemory:
+    peaks, events = trace.memory(batch_size, optimizer, loop), trace.allocations
+    assert events is not None  # noqa: S101  (a workload has no other traces)
+    sizes = events.sizes_at(batch_size).astype(np.float64)
+    born, died = (events.kinds == kind for kind in (Event.ALLOCATE, Event.FREE))
     blocks = sizes[born]
     change = np.where(born, sizes, 0.0)
-    change[died] = -blocks[trace.blocks[died]]
-    parameters, buffers = (float(s.sum()) for s in (trace.parameter_bytes, trace.buffer_bytes))
+    change[died] = -blocks[events.blocks[died]]
+    parameters, buffers = (float(s.sum()) for s in (events.parameter_bytes, events.buffer_bytes))
     weights = (
         parameters * (1 + loop.with_optimizer(optimizer).optimizer.states_per_parameter) + buffers
     )
     live = weights + np.cumsum(change)
     peak = float(live.max(initial=weights))
-    timed = trace.kinds != Event.ACCUMULATE  # features were chosen without these events
-    scratch = trace.kinds == Event.WORKSPACE
+    timed = events.kinds != Event.ACCUMULATE  # features were chosen without these events
+    scratch = events.kinds == Event.WORKSPACE
     lift, largest = np.zeros(SCRATCH_KINDS), np.zeros(SCRATCH_KINDS)
     for kind in range(SCRATCH_KINDS):
-        here = scratch & (trace.blocks == kind)
+        here = scratch & (events.blocks == kind)
         lift[kind] = max((live[here] + sizes[here]).max(initial=0.0) - peak, 0.0) / peak
         largest[kind] = sizes[here].max(initial=0.0) / peak
-    forward = scratch & (trace.blocks % len(Pass) == Pass.FORWARD)
-    kinds = trace.blocks[forward] // len(Pass)
+    forward = scratch & (events.blocks % len(Pass) == Pass.FORWARD)
+    kinds = events.blocks[forward] // len(Pass)
     return StepMemory(
         live_mib=peaks.live_mib,
         fragments_mib=max(peaks.reserved_mib - peaks.live_mib, 0.0),
@@ -120,7 +116,7 @@ def _simulated(
         convolutions=np.bincount(kinds, minlength=CONVOLUTION_KINDS).astype(np.float64),
         touched=np.bincount(kinds, sizes[forward], CONVOLUTION_KINDS) / peak,
         largest=float(blocks.max(initial=0.0)) / peak,
-        kept=float(live[trace.end_of_forward]) / peak,
+        kept=float(live[events.end_of_forward]) / peak,
         peak_at=np.count_nonzero(timed[: live.argmax()]) / np.count_nonzero(timed),
         allocations=len(blocks),
         small=float(np.mean(blocks <= MIB)) if len(blocks) else 0.0,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections.abc import Sequence
+from dataclasses import fields
 
 import numpy as np
 from scipy.cluster.vq import kmeans2  # type: ignore[import-untyped]
@@ -47,7 +48,9 @@ def _content(workload: Workload) -> str | None:
     if workload.graph.node_count:
         return layers_hash(workload.graph)
     if workload.kernels is not None:
-        return hashlib.sha256(workload.kernels.to_bytes()).hexdigest()
+        table = workload.kernels.table
+        arrays = (getattr(table, column.name) for column in fields(table))
+        return hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()
     return None
 
 

@@ -21,6 +21,7 @@ from trappm.profiler.devices.catalogue import CONTEXT_MIB, Card, card_of
 from trappm.profiler.errors import DeviceError, UnsupportedModelError
 from trappm.profiler.graphs.nodes import BYTES_PER_ELEMENT, CONVOLUTIONS, PRODUCTS, VIEWS
 from trappm.profiler.host.environment import SEED, host_facts
+from trappm.profiler.memory.training_loop import Loop, TrainingLoop
 from trappm.profiler.records import (
     Configuration,
     Execution,
@@ -31,12 +32,11 @@ from trappm.profiler.records import (
     Protocol,
     Provenance,
 )
-from trappm.profiler.memory.training_loop import Loop, TrainingLoop
 from trappm.profiler.steps.meter import Findings
 from trappm.profiler.steps.sampling import sample, summarize
 
 if TYPE_CHECKING:
-    from trappm.profiler.records.trace import StaticProfile
+    from trappm.profiler.records.trace import Trace
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -52,7 +52,7 @@ _BACKWARD_PASSES = 2
 
 
 class SimulatedDevice(Device):
-    """A GPU by its specification; needs the static profile of the model, and no lock.
+    """A GPU by its specification; traces the step, and needs no lock.
 
     Args:
         key: Such as `simulated:a100`.
@@ -96,9 +96,12 @@ class SimulatedDevice(Device):
             raise UnsupportedModelError(f"{self._card.name} has no bf16 arithmetic")
         if configuration.execution is Execution.COMPILE:
             raise UnsupportedModelError("compiled steps are not simulated")
-        profile = _profile(configuration.architecture, configuration.input_size)
+        traced = _traced(configuration.architecture, configuration.input_size, configuration.phase)
+        if traced.graph is None:
+            raise UnsupportedModelError(traced.refusal or "its forward pass has no graph")
+        graph = traced.graph.at(configuration.batch_size)
         enter("warmup")
-        memory_mib, detail_mib, missing = self._memory(profile, configuration)
+        memory_mib, detail_mib, missing = self._memory(traced, graph, configuration)
         if memory_mib is not None and memory_mib > self.capacity_mib:
             return Findings(
                 outcome=Outcome.OOM,
@@ -108,7 +111,7 @@ class SimulatedDevice(Device):
                 provenance=self.provenance,
             )
         enter("measure")
-        parts_ms, busy_ms = self._step(profile.graph.at(configuration.batch_size), configuration)
+        parts_ms, busy_ms = self._step(graph, configuration)
         step_ms = sum(parts_ms)
         digest = hashlib.sha256(f"{SEED} {self.key} {configuration.id}".encode()).digest()
         noise = np.random.default_rng(int.from_bytes(digest[:8], "little"))
@@ -165,20 +168,19 @@ class SimulatedDevice(Device):
         return np.array([peaks.get(o, card.fp32_tflops) for o in graph.operators])
 
     def _memory(
-        self, profile: StaticProfile, configuration: Configuration
+        self, traced: Trace, graph: Graph, configuration: Configuration
     ) -> tuple[float | None, dict[str, float], dict[str, str]]:
         """Return the memory of the process in MiB, its parts, and why it is missing."""
         detail = {"capacity": self.capacity_mib}
-        graph = profile.graph.at(configuration.batch_size)
         weights = BYTES_PER_ELEMENT * float(graph.parameters.sum()) / 2**20
         if configuration.phase is Phase.INFER:
             # The largest node holds its input while it writes its output.
             live = weights + BYTES_PER_ELEMENT * float(_elements_moved(graph).max()) / 2**20
             live += self._card.library_workspace_mib(Phase.INFER)
             return live + CONTEXT_MIB[Phase.INFER], detail | {"peak_allocated": live}, {}
-        if profile.step is None:
-            return None, detail, {"memory_mib": f"no trace of the step: {profile.step_refusal}"}
-        simulated = profile.step.memory(configuration.batch_size, configuration.optimizer)
+        if traced.allocations is None:
+            return None, detail, {"memory_mib": f"no trace of the step: {traced.refusal}"}
+        simulated = traced.memory(configuration.batch_size, configuration.optimizer)
         live, reserved = simulated.live_mib, simulated.reserved_with_workspace_mib
         if configuration.precision is not Precision.FP32:
             # Weights, gradients and states stay in fp32; activations take half.
@@ -195,10 +197,11 @@ def _loop(configuration: Configuration) -> TrainingLoop:
 
 
 @lru_cache(maxsize=8)
-def _profile(architecture: str, input_size: int) -> StaticProfile:
-    from trappm.profiler.static_profile import static_profile
+def _traced(architecture: str, input_size: int, phase: Phase) -> Trace:
+    """Return the step in fp32, from which the other precisions are estimated."""
+    from trappm.profiler.trace import trace
 
-    return static_profile(architecture, input_size)
+    return trace(architecture, input_size, phase=phase)
 
 
 def _elements_moved(graph: Graph) -> FloatArray:
