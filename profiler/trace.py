@@ -1,11 +1,12 @@
 """`trace`: what a step of a model does, without running it.
 
-    name or module + inputs + settings + phase ----> graph, allocations and kernels of the step
+name or module + inputs + settings + phase ----> graph, allocations and kernels of the step
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import cast
 
 from torch import nn
 
@@ -15,7 +16,7 @@ from trappm.profiler.errors import (
     UnevenSizesError,
     UnsupportedModelError,
 )
-from trappm.profiler.models.model_input import Inputs, Sample
+from trappm.profiler.models.model_input import ExampleInputs, Inputs, Sample
 from trappm.profiler.models.on_meta import on_meta
 from trappm.profiler.models.sources import source_of
 from trappm.profiler.records import Execution, MemoryFormat, Phase
@@ -25,6 +26,7 @@ from trappm.profiler.tracing.fusion import prefers_channels_last
 from trappm.profiler.tracing.losses import Loss, default_loss
 from trappm.profiler.tracing.tracer import Tracer
 
+ONLY_BATCH = "the file has this one only; export it with a dynamic batch axis"
 BY_VALUES = "its operators depend on the values of its inputs"
 
 
@@ -36,7 +38,6 @@ def trace(
     *,
     loss: Loss = default_loss,
     batch_size: int | None = None,
-    refuses_changes: bool = True,
     with_origins: bool = False,
 ) -> Trace:
     """Return one step of a model, traced at two batch sizes for all others.
@@ -50,8 +51,6 @@ def trace(
         settings, phase: How the step is run.
         loss: Loss of a training step.
         batch_size: Batch size of the question, or None.
-        refuses_changes: True if a training step may not change in place what its backward pass
-            needs.
         with_origins: Whether to find the origin of each tensor, which takes longer.
 
     Raises:
@@ -61,7 +60,7 @@ def trace(
         UnevenSizesError, BatchOrderError: Its sizes do not grow evenly with the batch, and there is
             no batch size.
     """
-    step = _Step(model, _inputs(model, inputs), inputs, phase, loss, refuses_changes, with_origins)
+    step = _Step(model, _inputs(model, inputs), inputs, phase, loss, with_origins)
     made = step.traced(settings._replace(execution=Execution.EAGER), batch_size)
     if settings.execution is Execution.EAGER or made.kernels is None:
         return made
@@ -90,7 +89,6 @@ class _Step:
     input_size: object
     phase: Phase
     loss: Loss
-    refuses_changes: bool
     with_origins: bool
 
     def at(
@@ -99,9 +97,7 @@ class _Step:
         batch_sizes: tuple[int, int],
         original: nn.Module | None = None,
     ) -> Trace:
-        module = on_meta(
-            self.model, self.input_size, settings.memory_format, settings.precision
-        )
+        module = on_meta(self.model, self.input_size, settings.memory_format, settings.precision)
         return Tracer(
             module,
             self.inputs,
@@ -109,7 +105,6 @@ class _Step:
             self.phase,
             batch_sizes,
             loss=self.loss,
-            refuses_changes=self.refuses_changes,
             with_origins=self.with_origins,
             original=original,
             is_named=isinstance(self.model, str),
@@ -117,6 +112,8 @@ class _Step:
 
     def traced(self, settings: TraceSettings, batch_size: int | None) -> Trace:
         """Return the step at all batch sizes, or else at this one."""
+        if (only := self.inputs.only_batch_size) is not None:
+            return replace(self.at(settings, (only, only)), only_because=ONLY_BATCH)
         try:
             at_all = self.at(settings, TRACED_BATCH_SIZES)
             if at_all.allocations is not None or batch_size is None:
@@ -138,12 +135,13 @@ class _Step:
         sizes = batch_size, batch_size
         try:
             at_one = self.at(settings, sizes)
-            if at_one.allocations is not None or isinstance(self.model, str):
+            if at_one.allocations is not None or not isinstance(self.inputs, ExampleInputs):
                 return at_one
         except UnsupportedModelError:
-            if isinstance(self.model, str):
+            if not isinstance(self.inputs, ExampleInputs):
                 raise
-        return replace(self.at(settings, sizes, self.model), only_because=BY_VALUES)
+        original = cast(nn.Module, self.model)
+        return replace(self.at(settings, sizes, original), only_because=BY_VALUES)
 
     def _named(self, error: TrappmError) -> TrappmError:
         """Return the error with the model's name, if the reason is the model."""

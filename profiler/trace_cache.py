@@ -25,6 +25,8 @@ from trappm.profiler.records.trace import TRACE_VERSION, Trace, TraceSettings
 MAX_BYTES = 2 << 30
 """Default size of a cache; beyond it the oldest entries go."""
 MAX_ENTRY_BYTES = 64 << 20
+CONTENT = "sha256 "
+"""Beginning of a model's key that is the hash of a file."""
 _REFUSED = b"refused\n"
 
 
@@ -52,7 +54,7 @@ class TraceKey(NamedTuple):
         Raises:
             InputError: There is no such model.
         """
-        model = content_of(self.model)
+        model = self.model if self.model.startswith(CONTENT) else content_of(self.model)
         parts = TRACE_VERSION, library_versions(), model, self.input_size, *self.settings
         text = repr((*map(str, parts), str(self.phase)))
         return hashlib.sha256(text.encode()).hexdigest()[:32]

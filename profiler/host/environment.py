@@ -40,8 +40,8 @@ SEED = 0
 
 _STACK = (
     "device", "device_name", "device_power_limit_w", "measuring_version", "python", "torch", "timm",
-    "transformers", "peft", "cuda", "cudnn", "driver", "tf32", "cudnn_benchmark", "switches", "ecc_enabled",
-    "device_clock_mhz", "host_cpu", "strategy", "collectives", "nccl",
+    "transformers", "peft", "cuda", "cudnn", "driver", "tf32", "cudnn_benchmark", "switches",
+    "ecc_enabled", "device_clock_mhz", "host_cpu", "strategy", "collectives", "nccl",
 )  # fmt: skip
 """Facts of the stack; they count if they are known.
 

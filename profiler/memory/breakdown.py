@@ -13,10 +13,10 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from trappm.profiler.records import IntArray
 from trappm.profiler.memory.allocator import MIB
 from trappm.profiler.memory.replay import SimulatedMemory
-from trappm.profiler.records.allocations import Event, Origin, Allocations
+from trappm.profiler.records import IntArray
+from trappm.profiler.records.allocations import Allocations, Event, Origin
 
 LARGEST = 10
 """Number of largest tensors to name."""
@@ -217,11 +217,16 @@ def _part(origin: Origin, is_gradient: bool, is_of_logits: bool) -> Part:
 
 
 def _moment(
-    allocations: Allocations, origins: Sequence[Origin], peak: int, is_of_logits: npt.NDArray[np.bool_]
+    allocations: Allocations,
+    origins: Sequence[Origin],
+    peak: int,
+    is_of_logits: npt.NDArray[np.bool_],
 ) -> str:
     if not origins:
         return "the start"
-    number = int(allocations.blocks[: peak + 1][allocations.kinds[: peak + 1] == Event.ALLOCATE][-1])
+    number = int(
+        allocations.blocks[: peak + 1][allocations.kinds[: peak + 1] == Event.ALLOCATE][-1]
+    )
     last = origins[number]
     which = "backward pass" if last.is_backward else "forward pass"
     if is_of_logits[number]:

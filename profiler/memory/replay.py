@@ -12,7 +12,6 @@ from functools import cache, partial
 import numpy as np
 
 from trappm.profiler.errors import InputError
-from trappm.profiler.records import IntArray
 from trappm.profiler.memory.allocator import (
     MIB_UNITS,
     UNIT,
@@ -21,8 +20,9 @@ from trappm.profiler.memory.allocator import (
     DeviceIsFullError,
     ExpandableAllocator,
 )
-from trappm.profiler.records.allocations import ConvolutionKind, Event, Pass, Allocations
 from trappm.profiler.memory.training_loop import DEFAULT_LOOP, TrainingLoop
+from trappm.profiler.records import IntArray
+from trappm.profiler.records.allocations import Allocations, ConvolutionKind, Event, Pass
 
 STEPS = 2
 """The second step differs from the first: optimizer states exist before it."""
@@ -84,7 +84,9 @@ def simulate_memory(
     reserved, reserved_with_workspace = plain.peak_reserved, scratch.peak_reserved
     limit = None if limit_mib is None else int(limit_mib * MIB_UNITS)
     if limit is not None and reserved_with_workspace > limit:
-        smallest_capacity = _smallest_capacity(allocations, batch_size, loop, workspace_share, scratch)
+        smallest_capacity = _smallest_capacity(
+            allocations, batch_size, loop, workspace_share, scratch
+        )
         reserved_with_workspace = max(smallest_capacity, limit)
         reserved = min(reserved, reserved_with_workspace)
     return SimulatedMemory(

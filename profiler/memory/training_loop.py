@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum
 
 from trappm.profiler.errors import InputError
-from trappm.profiler.records import Optimizer, member
 from trappm.profiler.memory.allocator import Allocator, Block
+from trappm.profiler.records import Optimizer, member
 
 _SCALAR = 1
 """Size of a tensor with one number, in units of 512 bytes."""

@@ -29,6 +29,9 @@ _Batch = tuple[tuple[Any, ...], dict[str, Any]]
 class Inputs(ABC):
     """Inputs of a model for any batch size: shapes and types."""
 
+    only_batch_size: int | None = None
+    """The only batch size, or None."""
+
     @abstractmethod
     def tensors(self, batch_size: int) -> _Batch:
         """Return the arguments with contiguous tensors on the meta device."""

@@ -22,6 +22,7 @@ from trappm.profiler.records import (
     Optimizer,
     Phase,
     Precision,
+    StepSettings,
 )
 from trappm.profiler.records.allocations import Allocations, Origin
 from trappm.profiler.records.kernels import KernelTable, StepKernels
@@ -44,6 +45,12 @@ class TraceSettings(NamedTuple):
     """Kernels are those of this way to run the step; allocations are the eager ones."""
     fused_attention: bool = True
     """True if the software stack has a kernel for attention, as PyTorch from 2.0."""
+
+    @classmethod
+    def of(cls, settings: StepSettings, *, fused_attention: bool = True) -> Self:
+        """Return the settings of a step without its optimizer."""
+        precision, memory_format, _, execution = settings
+        return cls(precision, memory_format, execution, fused_attention)
 
 
 class TraceSource(enum.StrEnum):
@@ -79,8 +86,8 @@ class Trace:
     """Graph of the forward pass, with dropout and the like as in inference."""
     allocations: Allocations | None
     kernels: StepKernels | None
-    saved_bytes: SavedBytes = SavedBytes(0, 0)
-    """Bytes that autograd keeps between forward and backward pass."""
+    saved_bytes: SavedBytes | None = None
+    """Bytes that autograd keeps between forward and backward pass; None in inference."""
     refusal: str | None = None
     """Why a part is None."""
     only_because: str = ""
@@ -176,14 +183,16 @@ class Trace:
                 row["memory_format"] = MemoryFormat(row["memory_format"])
                 table = KernelTable(**{name: arrays[f"kernels.{name}"] for name in _KERNELS})
                 kernels = StepKernels(table=table, **row)
-            graph = GraphTemplate.from_bytes(arrays["graph"].tobytes()) if "graph" in arrays else None
+            graph = (
+                GraphTemplate.from_bytes(arrays["graph"].tobytes()) if "graph" in arrays else None
+            )
             return cls(
                 graph=graph,
                 allocations=allocations,
                 kernels=kernels,
                 phase=Phase(rest.pop("phase")),
                 source=TraceSource(rest.pop("source")),
-                saved_bytes=SavedBytes(*rest.pop("saved_bytes")),
+                saved_bytes=saved,
                 origins=[Origin(*origin) for origin in rest.pop("origins")],
                 **rest,
             )

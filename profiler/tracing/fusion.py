@@ -23,8 +23,8 @@ from torch import Tensor
 
 from trappm.profiler.errors import BatchOrderError
 from trappm.profiler.records import IntArray, Phase
-from trappm.profiler.records.kernels import KernelKind, KernelTable, Size
 from trappm.profiler.records.allocations import Pass
+from trappm.profiler.records.kernels import KernelKind, KernelTable, Size
 from trappm.profiler.tracing.data_flow import (
     Contents,
     Flow,

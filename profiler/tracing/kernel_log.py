@@ -20,8 +20,8 @@ from torch import Tensor
 from trappm.profiler.errors import BatchOrderError
 from trappm.profiler.graphs.nodes import ATEN
 from trappm.profiler.records import IntArray
-from trappm.profiler.records.kernels import KernelKind, KernelTable, Size
 from trappm.profiler.records.allocations import ConvolutionKind, Event, Origin, Pass
+from trappm.profiler.records.kernels import KernelKind, KernelTable, Size
 
 
 @dataclass(frozen=True)

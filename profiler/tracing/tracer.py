@@ -14,7 +14,6 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any, cast
 
 import numpy as np
@@ -37,7 +36,6 @@ from trappm.profiler.records import (
     Graph,
     GraphTemplate,
     IntArray,
-    MemoryFormat,
     Phase,
     Precision,
 )
@@ -91,8 +89,6 @@ class Tracer:
         settings, phase: How the step is run.
         batch_sizes: Two different ones, or twice the only one of the model.
         loss: Loss of the output and the inputs.
-        refuses_changes: True if a training step may not change in place what its backward pass
-            needs.
         with_origins: Whether to find the origin of each tensor, which takes longer.
         original: The module that `model` is a copy of, to run the step on its values and on those
             of the inputs, on the CPU; there must be one batch size only.
@@ -108,7 +104,6 @@ class Tracer:
         batch_sizes: tuple[int, int] = TRACED_BATCH_SIZES,
         *,
         loss: Loss = default_loss,
-        refuses_changes: bool = True,
         with_origins: bool = False,
         original: nn.Module | None = None,
         is_named: bool = False,
@@ -117,7 +112,6 @@ class Tracer:
         self._settings, self._phase = settings, phase
         self._batch_sizes = batch_sizes
         self._loss = loss
-        self._refuses_changes = refuses_changes
         self._origin_log = OriginLog() if with_origins else None
         self._original = original
         self._is_named = is_named
@@ -169,6 +163,7 @@ class Tracer:
             others.fuse()
             kernels.fuse(others)
         slope = (second.allocations.saved_bytes - log.saved_bytes) // self._span
+        saved = SavedBytes(log.saved_bytes - slope * self._batch_sizes[0], slope)
         return Trace(
             phase=self._phase,
             graph=graph,
@@ -182,7 +177,7 @@ class Tracer:
                 fused_attention=self._settings.fused_attention,
                 batch_size=self._batch_sizes[0] if self._single else None,
             ),
-            saved_bytes=SavedBytes(log.saved_bytes - slope * self._batch_sizes[0], slope),
+            saved_bytes=saved if self._phase is Phase.TRAIN else None,
             refusal=why,
             source=TraceSource.TRACED if self._original is None else TraceSource.RUN,
             remark=USUAL_VALUES if self._has_assumed else None,
@@ -303,8 +298,7 @@ class Tracer:
         # A graph that ends in `.item()` is freed at once only if it does not hold its own results.
         keep = allocations.keep if original is None else lambda t: allocations.keep(t).detach()
         keeping = torch.autograd.graph.saved_tensors_hooks(
-            lambda tensor: (keep(tensor), tensor._version),
-            _unchanged if self._refuses_changes else itemgetter(0),
+            lambda tensor: (keep(tensor), tensor._version), _unchanged
         )
         hooks = [
             p.register_post_accumulate_grad_hook(allocations.accumulated)  # type: ignore[no-untyped-call]

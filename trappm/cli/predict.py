@@ -282,8 +282,8 @@ def _loop(
         return optimizer
     from trappm.prediction.training_loops import loop_of
     from trappm.profiler.errors import InputError
-    from trappm.profiler.records import member
     from trappm.profiler.memory.training_loop import Implementation
+    from trappm.profiler.records import member
 
     if phase == "infer" and implementation is not None:
         raise InputError("--implementation is of training; leave it out with --phase infer")

@@ -17,11 +17,10 @@ from pathlib import Path
 
 from trappm.learner.snapshots.manifest import MANIFEST
 from trappm.prediction.costs import FILE as PRICES
-from trappm.prediction.models.profile_cache import tracing_versions
 from trappm.prediction.prediction import Prediction
 from trappm.profiler.extensions import extension_folders
 from trappm.profiler.files.whole_file import made_whole
-from trappm.profiler.host.environment import data_folder
+from trappm.profiler.host.environment import data_folder, library_versions
 
 MAX_ENTRIES = 1000
 MAX_BYTES = 16 << 20
@@ -65,7 +64,7 @@ def _name(identity: object, snapshot: str | Path | None) -> str:
     places = [data_folder() / "snapshots", data_folder() / PRICES]
     if snapshot is not None and (Path(snapshot) / MANIFEST).is_file():
         places.append(Path(snapshot))
-    state = (_code(), tracing_versions(), [list(_files(place)) for place in places], identity)
+    state = (_code(), library_versions(), [list(_files(place)) for place in places], identity)
     return hashlib.sha256(repr(state).encode()).hexdigest()[:32]
 
 

@@ -33,13 +33,15 @@ from trappm.prediction.fitting import (
     process_memory_mib,
     simulated_interval,
 )
-from trappm.prediction.models.subjects import Module, input_size_of, size_kind
+from trappm.prediction.models.subjects import input_size_of, size_kind
 from trappm.prediction.prediction import METRIC_NAMES, NEEDS, Prediction, quantity
 from trappm.prediction.question import Question
 from trappm.prediction.training_loops import loop_of
 from trappm.profiler.devices.base import rank_key
 from trappm.profiler.devices.catalogue import USABLE_SHARE, card_of, memory_mib
-from trappm.profiler.errors import InputError, UnsupportedModelError
+from trappm.profiler.errors import InputError, TrappmError, UnsupportedModelError
+from trappm.profiler.memory.replay import SimulatedMemory
+from trappm.profiler.memory.training_loop import Loop
 from trappm.profiler.models.families import family_of
 from trappm.profiler.models.known_names import is_prefixed
 from trappm.profiler.records import (
@@ -50,9 +52,7 @@ from trappm.profiler.records import (
     StepSettings,
     is_cpu_device,
 )
-from trappm.profiler.memory.replay import SimulatedMemory, simulate_memory
-from trappm.profiler.records.trace import StepSource
-from trappm.profiler.memory.training_loop import Loop
+from trappm.profiler.records.trace import TraceSource
 
 if TYPE_CHECKING:
     from trappm.learner.snapshots.manifest import CompiledRatio
@@ -102,15 +102,15 @@ def answers(asks: Sequence[tuple[Question, Subject, str]]) -> list[Prediction]:
     for place, (question, subject, device) in enumerate(asks):
         if gap := question.gap(device):
             predictions[place] = _without_values(question, subject, device, gap)
-        elif isinstance(covered := _covered(question, subject), str):
-            answer = simulated_answer(question, subject, device, covered)
-            if question.execution is Execution.COMPILE:
-                without = dict.fromkeys(METRIC_NAMES, covered)
-                answer = compiled_answer(answer, {}, without)
-            predictions[place] = answer
-        else:
-            inquiry = _Inquiry(question, covered, device)
+            continue
+        inquiry = _Inquiry(question, subject, device)
+        if (why := inquiry.only_memory) is None:
             together.setdefault(inquiry.heads, []).append((place, inquiry))
+            continue
+        answer = simulated_answer(question, subject, device, why)
+        if question.execution is Execution.COMPILE:
+            answer = compiled_answer(answer, {}, dict.fromkeys(METRIC_NAMES, why))
+        predictions[place] = answer
     for group in together.values():
         first, workloads = group[0][1], [inquiry.workload for _, inquiry in group]
         output = first.predict(workloads)
@@ -122,14 +122,6 @@ def answers(asks: Sequence[tuple[Question, Subject, str]]) -> list[Prediction]:
             risk = None if risks is None else float(risks[row])
             predictions[place] = inquiry.prediction(output, row, risk, capacity)
     return [predictions[place] for place in range(len(asks))]
-
-
-def _covered(question: Question, subject: Subject) -> Subject | str:
-    """Return what the heads predict, or the reason why only the memory is predicted."""
-    if not isinstance(subject, Module):
-        return subject
-    batch_size = question.batch_size or subject.batch_size or 1
-    return subject.covered(question.given_settings(), question.phase, batch_size)
 
 
 def _without_values(question: Question, subject: Subject, device: str, why: str) -> Prediction:
@@ -157,7 +149,7 @@ def simulated_answer(question: Question, subject: Subject, device: str, why: str
     """
     settings, phase = question.given_settings(), question.phase
     batch_size = question.batch_size or subject.batch_size or 1
-    traced = subject.traced_step(settings, phase, batch_size)
+    trace = subject.trace(settings._replace(execution=Execution.EAGER), phase, batch_size)
     given_loop, loop_remark = question.loop_for(subject, settings)
     loop = given_loop or loop_of(settings.optimizer)
     process_mib = 0.0 if is_cpu_device(device) else process_memory_mib(device, phase)
@@ -166,7 +158,7 @@ def simulated_answer(question: Question, subject: Subject, device: str, why: str
 
     @cache
     def simulated(size: int) -> SimulatedMemory:
-        return simulate_memory(traced.trace, size, loop, limit_mib=limit_mib)
+        return trace.memory_in(loop, size, limit_mib)
 
     def memory(size: int) -> MemoryInterval:
         return simulated_interval(simulated(size).reserved_with_workspace_mib + process_mib)
@@ -176,14 +168,13 @@ def simulated_answer(question: Question, subject: Subject, device: str, why: str
     largest = None
     if capacity is None:
         missing["largest_batch"] = f"the capacity of {device} is unknown"
-    elif traced.only_batch is None:
+    elif trace.batch_size is None:
         largest = largest_batch(memory, capacity)
     else:
         missing["largest_batch"] = (
-            f"the step is known at batch {traced.only_batch} only: {traced.reason}"
+            f"the step is known at batch {trace.batch_size} only: {trace.only_because}"
         )
-    remark = subject.remark if isinstance(subject, Module) else None
-    remarks = tuple(filter(None, (remark, loop_remark)))
+    remarks = tuple(filter(None, (trace.remark, loop_remark)))
     return Prediction(
         model=subject.name,
         device=device,
@@ -199,9 +190,9 @@ def simulated_answer(question: Question, subject: Subject, device: str, why: str
         intervals={"memory_mib": (interval.low_mib, interval.high_mib)},
         missing=missing,
         simulated_memory=simulated(batch_size),
-        memory_source=StepSource.RUN if traced.by_values else StepSource.TRACED,
-        memory_remark=remark,
-        remarks=(*remarks, VALUES_REMARK) if traced.by_values else remarks,
+        memory_source=trace.source,
+        memory_remark=trace.remark,
+        remarks=(*remarks, VALUES_REMARK) if trace.source is TraceSource.RUN else remarks,
         subject=subject,
         loop=loop,
     )
@@ -275,19 +266,23 @@ class _Inquiry:
         self._phase = question.phase
         self._trained, self._basis = question.trained(device, subject.name)
         self._settings = question.settings(self._trained)._replace(execution=Execution.EAGER)
-        self._profile = subject.profile()
-        if self._phase is Phase.TRAIN and self._profile.quantized is not None:
+        batch_size = question.batch_size or subject.batch_size
+        self._trace = subject.trace(self._settings, self._phase, batch_size)
+        if self._phase is Phase.TRAIN and self._trace.quantized is not None:
             raise UnsupportedModelError(
-                f"{subject.name} is quantized (it has {self._profile.quantized}), so it is not "
+                f"{subject.name} is quantized (it has {self._trace.quantized}), so it is not "
                 "trained; ask about inference: phase infer"
             )
-        fixed = self._profile.graph.fixed_batch_size
-        self._batch_size = question.batch_size or subject.batch_size or fixed or 1
+        if self._trace.allocations is None and not subject.has_one_input:
+            raise UnsupportedModelError(self._trace.refusal or "")  # a graph has no loss
+        self._batch_size = batch_size or self._trace.batch_size or 1
         self._loop, self._loop_remark = question.loop_for(subject, self._settings)
         self._ranks = rank_key(device).ranks
-        self._untraced: str | None = None
-        self.workload = self._workload(self._batch_size)
-        self._refuse_single_sample()
+        self.only_memory = self._trace.refusal if self._trace.graph is None else None
+        """Why only the memory is predicted, if that is so."""
+        if self.only_memory is None:
+            self.workload = self._workload(self._batch_size)
+            self._refuse_single_sample()
 
     def _refuse_single_sample(self) -> None:
         """Raise InputError for a training step of one sample that PyTorch refuses to run."""
@@ -355,7 +350,7 @@ class _Inquiry:
         if loop is None or (self._phase is Phase.INFER and not loop.expandable_segments):
             return None
         usual = loop_of(loop.optimizer)
-        steps = [(w.step, w.batch_size) for w in workloads if w.step is not None]
+        steps = [(w.trace, w.batch_size) for w in workloads if w.trace is not None]
         if loop == usual or len(steps) < len(workloads):
             return None
         process_mib = process_memory_mib(self.card, self._phase)
@@ -372,14 +367,11 @@ class _Inquiry:
         output = self._snapshot.predict(workloads, self.device, self._phase, heads)
         limit_mib = limit_of_step_mib(self.card, self._phase, Z90 * SIMULATED_ERROR)
         memories = [
-            w.step.memory_in(
-                self._loop or Loop.PLAIN.with_optimizer(w.optimizer),
-                w.batch_size,
-                w.phase,
-                limit_mib,
+            w.trace.memory_in(
+                self._loop or Loop.PLAIN.with_optimizer(w.optimizer), w.batch_size, limit_mib
             ).reserved_with_workspace_mib
             for w in workloads
-            if self._may_simulate and w.step is not None
+            if self._may_simulate and w.trace is not None
         ]
         if len(memories) < len(workloads) or not card_of(self.card):
             return output
@@ -449,7 +441,7 @@ class _Inquiry:
             missing=missing,
             remarks=tuple(remarks),
             simulated_memory=self._simulated_memory(is_answer="memory_mib" in outside),
-            memory_source=self._profile.step_source,
+            memory_source=None if self._trace.allocations is None else self._trace.source,
             memory_remark=self._memory_remark,
             subject=self._subject,
             loop=self._loop,
@@ -489,11 +481,15 @@ class _Inquiry:
             return f"no compiled step was measured on anything like {self.device}"
         workloads = []
         for how in Execution:
-            step = self._subject.step(self._settings._replace(execution=how))
-            if isinstance(step, str):
-                return f"the kernels cannot be traced: {step}"
+            settings = self._settings._replace(execution=how)
+            try:
+                trace = self._subject.trace(settings, self._phase, self._batch_size)
+            except TrappmError as error:
+                return f"the kernels cannot be traced: {error}"
+            if trace.kernels is None:
+                return f"the kernels cannot be traced: {trace.refusal}"
             workload = self._workload(self._batch_size)
-            workloads.append(replace(workload, step=step, kernels=step.kernels))
+            workloads.append(replace(workload, trace=trace, kernels=trace.kernels))
         return workloads[0], workloads[1]
 
     @property
@@ -542,7 +538,7 @@ class _Inquiry:
             spec = known_spec(self.card)
             kernels = self.workload.kernels
             if spec is not None and spec is not CPU and kernels is not None:
-                ideal_ms = spec.products_at_peak_ms(kernels.at(self._batch_size, self._phase))
+                ideal_ms = spec.products_at_peak_ms(kernels.at(self._batch_size))
                 median, low, high = (100 * ideal_ms / ms for ms in times)
                 figures["mfu_percent"] = median, high, low
         return figures
@@ -602,8 +598,7 @@ class _Inquiry:
         limit_w = self._question.power_limit_w
         if "power_w" in figures and limit_w is None:
             return costs.Power()
-        traced = self._subject.step(self._settings)
-        workload = replace(self.workload, kernels=getattr(traced, "kernels", None))
+        workload = replace(self.workload, kernels=self._trace.kernels)
         time_ms = figures.get("step_time_ms")
         return costs.power_of_step(workload, self._trained.heads, self.card, time_ms, limit_w)
 
@@ -617,12 +612,12 @@ class _Inquiry:
             reason = self._no_head("memory_mib") if memory is None else unknown
             return fit, dict.fromkeys(("out_of_memory", "largest_batch"), reason)
         missing = {}
-        fixed = self._profile.graph.fixed_batch_size
-        if fixed is None:
+        only = self._trace.batch_size
+        if only is None:
             fit["largest_batch"] = self._largest(capacity)
         else:
-            why = self._subject.only_because
-            missing["largest_batch"] = f"the step is known at batch {fixed} only: {why}"
+            why = self._trace.only_because
+            missing["largest_batch"] = f"the step is known at batch {only} only: {why}"
         if self.device.startswith("a100"):
             parts = (name for gb, name in MIG_PROFILES if memory[2] < gb * _MIB_PER_GB)
             if capacity > MIG_PROFILES[-1][0] * 1024:
@@ -636,8 +631,9 @@ class _Inquiry:
     def _missing(self, figures: Mapping[str, Interval]) -> dict[str, str]:
         """Return the reason for each figure that is missing."""
         reasons = {metric: self._no_head(metric) for metric in METRICS if metric not in figures}
-        if "step_time_ms" in reasons and self._untraced and self._trained.heads.needs_kernels:
-            reasons["step_time_ms"] = f"the kernels cannot be traced: {self._untraced}"
+        untraced = self._trace.refusal
+        if "step_time_ms" in reasons and untraced and self._trained.heads.needs_kernels:
+            reasons["step_time_ms"] = f"the kernels cannot be traced: {untraced}"
         needed = {"energy_j": ("power_w", "step_time_ms"), "samples_per_s": ("step_time_ms",)}
         for name, parts in needed.items():
             lacking = [METRIC_NAMES[part] for part in parts if part not in figures]
@@ -697,32 +693,29 @@ class _Inquiry:
             remarks.append(
                 f"{words[wanted]} is treated as {words[answered]} (same state, same traffic)."
             )
-        if self._profile.step_source is StepSource.RUN:
+        if self._trace.source is TraceSource.RUN:
             remarks.append(VALUES_REMARK)
-        if self._profile.step is None and self._phase is Phase.TRAIN:
+        if self._trace.allocations is None and self._phase is Phase.TRAIN:
             remarks.append("The training step could not be traced, so memory is a rough estimate.")
         return [*remarks, *filter(None, [self._loop_remark, self._memory_remark])]
 
     @property
     def _memory_remark(self) -> str | None:
-        return self._profile.step_refusal or self._profile.step_remark or self._untraced
+        return self._trace.refusal or self._trace.remark
 
     def _workload(self, batch_size: int) -> Workload:
-        traced = self._subject.step(self._settings)
-        self._untraced = traced if isinstance(traced, str) else None
         workload = Workload.of(
-            self._profile,
-            traced,
+            self._trace,
             self._settings,
-            phase=self._phase,
             batch_size=batch_size,
             with_kernels=self._trained.heads.needs_kernels,
         )
-        if self._loop is None or workload.step is None or workload.kernels is None:
+        allocations, kernels = self._trace.allocations, workload.kernels
+        if self._loop is None or allocations is None or kernels is None:
             return workload
-        trace, kernels = workload.step.trace, workload.kernels
-        held = self._loop.held(trace.parameter_places.tolist())
-        share = float(trace.parameter_bytes[held].sum()) / max(int(trace.parameter_bytes.sum()), 1)
+        sizes = allocations.parameter_bytes
+        held = self._loop.held(allocations.parameter_places.tolist())
+        share = float(sizes[held].sum()) / max(int(sizes.sum()), 1)
         updated = round(kernels.parameters * share)
         return replace(
             workload, kernels=replace(kernels, parameter_tensors=len(held), parameters=updated)
@@ -740,14 +733,13 @@ class _Inquiry:
         Args:
             is_answer: True if a transformer's memory is not from labels (`_of_usual_loop`).
         """
-        step = self.workload.step
-        if step is None or self._untraced is not None:
+        if self._trace.allocations is None:
             return None
         loop = self._loop or Loop.PLAIN.with_optimizer(self._settings.optimizer)
         limit_mib = None
         if is_answer and self._may_simulate:
             limit_mib = limit_of_step_mib(self.card, self._phase, Z90 * SIMULATED_ERROR)
-        return step.memory_in(loop, self._batch_size, self._phase, limit_mib)
+        return self._trace.memory_in(loop, self._batch_size, limit_mib)
 
     def _largest(self, capacity_mib: float) -> int:
         known = _LARGEST.setdefault(self._subject, {})

@@ -18,6 +18,8 @@ from trappm.prediction.training_loops import loop_of
 from trappm.profiler.devices.catalogue import CONTEXT_MIB
 from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.host.caller_state import independent_of_caller
+from trappm.profiler.memory.breakdown import MemoryBreakdown, Part, break_down
+from trappm.profiler.memory.replay import SimulatedMemory, simulate_memory
 from trappm.profiler.records import (
     METRICS,
     Execution,
@@ -28,14 +30,11 @@ from trappm.profiler.records import (
     StepSettings,
     is_cpu_device,
 )
-from trappm.profiler.memory.breakdown import MemoryBreakdown, Part, break_down
-from trappm.profiler.memory.replay import SimulatedMemory, simulate_memory
-from trappm.profiler.records.trace import StepSource
+from trappm.profiler.records.trace import Trace, TraceSource
 from trappm.profiler.text import number_text
 
 if TYPE_CHECKING:
     from trappm.prediction.models.subjects import Subject
-    from trappm.prediction.models.tracers import TracedStep
     from trappm.profiler.memory.training_loop import TrainingLoop
 
 UNITS = {**METRICS, "energy_j": "J", "samples_per_s": "1/s", "mfu_percent": "%"}
@@ -157,7 +156,7 @@ class Prediction(MemoryAnswer):
     simulated_memory: SimulatedMemory | None = None
     """Memory of the step on CUDA's allocator in MiB, whatever the device, without CUDA's context
     and libraries. Gradients are freed between steps. None if the step cannot be traced."""
-    memory_source: StepSource | None = None
+    memory_source: TraceSource | None = None
     """Source of the step that is simulated."""
     memory_remark: str | None = None
     """Why no step could be traced, or what the traced step lacks."""
@@ -188,9 +187,9 @@ class Prediction(MemoryAnswer):
             raise UnsupportedModelError("the breakdown is of eager steps; leave compile out")
         if self.subject is None:
             raise UnsupportedModelError(f"the step of {self.model} cannot be traced")
-        return self.break_down(
-            self.subject.traced_step(self.settings, Phase(self.phase), self.batch_size)
-        )
+        phase = Phase(self.phase)
+        trace = self.subject.trace(self.settings, phase, self.batch_size, with_origins=True)
+        return self.break_down(trace)
 
     @property
     def settings(self) -> StepSettings:
@@ -201,22 +200,24 @@ class Prediction(MemoryAnswer):
             Execution(self.execution),
         )
 
-    def break_down(self, traced: TracedStep) -> MemoryBreakdown:
-        """Return the parts of the memory at its peak, from the traced step."""
-        phase = Phase(self.phase)
+    def break_down(self, trace: Trace) -> MemoryBreakdown:
+        """Return the parts of the memory at its peak, from the traced step with origins."""
+        allocations, phase = trace.allocations, Phase(self.phase)
+        if allocations is None:
+            raise UnsupportedModelError(trace.refusal or f"the step of {self.model} is not traced")
         loop = self.loop or loop_of(self.optimizer)
-        places = traced.trace.parameter_places.tolist()
-        memory, fixed = simulate_memory(traced.trace, self.batch_size, loop), {}
+        places = allocations.parameter_places.tolist()
+        memory, fixed = simulate_memory(allocations, self.batch_size, loop), {}
         if self.memory_mib is not None and not is_cpu_device(self.device):
             workspace_mib = process_memory_mib(self.device, phase) - CONTEXT_MIB[phase]
             rest_mib = self.memory_mib - memory.reserved_with_workspace_mib
             fixed = {Part.CONTEXT: rest_mib - workspace_mib, Part.WORKSPACES: workspace_mib}
         return break_down(
-            traced.trace,
-            traced.origins,
+            allocations,
+            trace.origins,
             self.batch_size,
             memory,
-            loop.state_bytes(traced.trace.parameter_bytes.tolist(), places),
+            loop.state_bytes(allocations.parameter_bytes.tolist(), places),
             fixed_mib=fixed,
             kept_gradients=loop.kept_gradients(places),
         )
@@ -251,7 +252,7 @@ class Prediction(MemoryAnswer):
         given["best_power_limit"] = given["best_power_limit"] and BestPowerLimit(
             **given["best_power_limit"]
         )
-        given["memory_source"] = given["memory_source"] and StepSource(given["memory_source"])
+        given["memory_source"] = given["memory_source"] and TraceSource(given["memory_source"])
         given["intervals"] = {name: tuple(ends) for name, ends in given["intervals"].items()}
         for name in ("unfamiliar", "remarks"):
             given[name] = tuple(given[name])
@@ -333,7 +334,7 @@ class Prediction(MemoryAnswer):
             sentences.append(f"A step{where} {takes} {median} {unit} ({low} to {high}) {settings}")
         if self.run is not None:
             sentences.append(_run_text(self.run))
-        if self.memory_source is StepSource.RUN:
+        if self.memory_source is TraceSource.RUN:
             sentences.append("Measured for these inputs; other values may take more")
         if not sentences:
             return f"Nothing is known about this step on {device}, {settings}."

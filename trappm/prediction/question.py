@@ -205,15 +205,13 @@ class Question:
         return trained, None
 
     def settings_traced(self, devices: Iterable[str]) -> list[StepSettings]:
-        """Return the settings that a model's steps are traced in, except fp32 and contiguous."""
+        """Return the settings that a model's steps are traced in."""
         trained = [self.snapshot_for(key).trained(key, self.phase) for key in devices]
         predicted = list(map(self.settings, trained))
         eager = [
             row._replace(execution=Execution.EAGER) for row in predicted
         ]  # ratios are to these
-        settings = dict.fromkeys([*eager, *predicted])
-        plain = StepSettings()[:2], Execution.EAGER  # these are in the profile
-        return [row for row in settings if (row[:2], row.execution) != plain]
+        return list(dict.fromkeys([*eager, *predicted]))
 
     def settings(self, trained: TrainedHeads) -> StepSettings:
         """Return the question's settings, the rest as in most labels that agree with it.

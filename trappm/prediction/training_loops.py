@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from trappm.profiler.errors import InputError
-from trappm.profiler.records import Optimizer
 from trappm.profiler.memory.training_loop import Implementation, ParameterGroup, TrainingLoop
+from trappm.profiler.records import Optimizer
 
 if TYPE_CHECKING:
     import torch

@@ -29,8 +29,8 @@ from trappm.learner.physics.kernel_times import SHARPNESS, Lookup, Times, times_
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
-from trappm.profiler.records.step_scope import StepScope
 from trappm.profiler.records.kernels import KernelKind, KernelTable, Pass, Size
+from trappm.profiler.records.step_scope import StepScope
 
 WIDE = 2.5
 """Least size of a divided tensor in hidden states of 16 bits; residuals in fp32 have 2."""
@@ -51,6 +51,7 @@ class DividedStep:
     workload: Workload
     prior: StepTimePrior
     blocks: int
+    parameter_bytes: float
     hidden_bytes: float
     """Hidden states between two blocks."""
     heads: int
@@ -62,10 +63,13 @@ class DividedStep:
     @classmethod
     def of(cls, workload: Workload, prior: StepTimePrior) -> Self | None:
         """Return the step of a traced workload; None without identical blocks."""
-        if workload.step is None or workload.kernels is None:
+        if workload.trace is None or workload.kernels is None:
             return None
-        blocks, _ = blocks_of(workload.step.trace.parameter_bytes.tolist())
-        table = workload.kernels.train
+        allocations = workload.trace.allocations
+        if allocations is None:
+            return None
+        blocks, _ = blocks_of(allocations.parameter_bytes.tolist())
+        table = workload.kernels.table
         sizes = table.sizes_at(workload.batch_size)
         forward = table.passes == Pass.FORWARD
         often = (table.kinds == KernelKind.LINEAR) & forward & (table.counts >= len(blocks))
@@ -80,6 +84,7 @@ class DividedStep:
             workload=workload,
             prior=prior,
             blocks=len(blocks),
+            parameter_bytes=float(allocations.parameter_bytes.sum()),
             hidden_bytes=float(width * tokens) * (2 if table.half[often].all() else 4),
             heads=int(heads.pop()) if len(heads) == 1 else 0,
         )
@@ -125,13 +130,12 @@ class DividedStep:
 
     @property
     def gradient_bytes(self) -> float:
-        assert self.workload.step is not None  # noqa: S101  (checked by `of`)
-        return float(self.workload.step.trace.parameter_bytes.sum())
+        return self.parameter_bytes
 
     @property
     def _table(self) -> KernelTable:
         assert self.workload.kernels is not None  # noqa: S101  (checked by `of`)
-        return self.workload.kernels.train
+        return self.workload.kernels.table
 
     def _times(self, sizes: np.ndarray, counts: np.ndarray) -> Times:
         """Return the times of passes with other sizes (k, 7) and counts (k) of the kernels."""
@@ -142,7 +146,7 @@ class DividedStep:
         table = KernelTable(**{**rows, "counts": counts[ran], "sizes": fixed[ran]})
         rank = replace(
             self.workload,
-            kernels=replace(self.workload.kernels, train=table),
+            kernels=replace(self.workload.kernels, table=table),
             scope=StepScope(updates=False),
         )
         terms = terms_of([rank], self.prior.spec)

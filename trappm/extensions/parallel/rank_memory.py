@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from trappm.extensions.parallel.schedules import Parallelism, Strategy
 from trappm.extensions.parallel.step_work import blocks_of, gathered_blocks
-from trappm.profiler.records.allocations import Event, Allocations
 from trappm.profiler.memory.training_loop import TrainingLoop
+from trappm.profiler.records.allocations import Allocations, Event
 
 Array = npt.NDArray[np.float64]
 

@@ -259,13 +259,12 @@ class SharedStep:
             raise UnsupportedModelError("; ".join(single.gaps()))
         trained, _ = question.trained(key, subject.name)
         workload, prior = _workload(question, subject, trained, single.batch_size)
-        if workload.step is None:
+        allocations = None if workload.trace is None else workload.trace.allocations
+        if allocations is None:
             raise UnsupportedModelError("the step could not be traced, so scaling is unknown")
         loop = TrainingLoop(optimizer=workload.optimizer)
         checkpoints = "checkpointing" in subject.name.split(",")
-        needs = traced_needs(
-            workload.step.trace, workload.batch_size, loop, checkpoints=checkpoints
-        )
+        needs = traced_needs(allocations, workload.batch_size, loop, checkpoints=checkpoints)
         work, divided = _work(workload, prior, needs.all_gradients)
         if divided is not None:
             divided = replace(divided, slower=single.step_time_ms / work.step_ms)
@@ -414,12 +413,12 @@ def _mixed_needs(
     if not (is_16_bit and is_covered):
         return None
     if precision is not Precision.BF16:  # autocast, which Megatron-LM does not use
-        step = subject.step(settings._replace(precision=Precision.BF16))
-        if isinstance(step, str):
-            raise UnsupportedModelError(step)
+        trace = subject.trace(settings._replace(precision=Precision.BF16), Phase.TRAIN)
+        if trace.allocations is None:
+            raise UnsupportedModelError(trace.refusal or "")
         loop = TrainingLoop(optimizer=settings.optimizer)
         needs = rank_memory.traced_needs(
-            step.trace, workload.batch_size, loop, checkpoints=needs.checkpoints
+            trace.allocations, workload.batch_size, loop, checkpoints=needs.checkpoints
         )
     if not is_megatron:
         return rank_memory.MEGATRON_LM.needs(needs)
@@ -437,14 +436,8 @@ def _workload(
     from trappm.learner.workload import Workload
 
     settings = question.settings(trained)
-    workload = Workload.of(
-        subject.profile(),
-        subject.step(settings),
-        settings,
-        phase=Phase.TRAIN,
-        batch_size=batch_size,
-        with_kernels=True,
-    )
+    trace = subject.trace(settings, Phase.TRAIN, batch_size)
+    workload = Workload.of(trace, settings, batch_size=batch_size, with_kernels=True)
     heads = trained.heads
     head = heads.heads.get("step_time_ms") if isinstance(heads, Heads) else None
     return workload, None if head is None else head.prior

@@ -20,8 +20,8 @@ from trappm.learner.physics.prior import UPDATE_SHARE
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import UnsupportedModelError
-from trappm.profiler.records.kernels import KernelKind, KernelProfile, Pass, Size
-from trappm.profiler.records.allocations import Event, Allocations
+from trappm.profiler.records.allocations import Allocations, Event
+from trappm.profiler.records.kernels import KernelKind, KernelTable, Pass, Size
 
 READ_AND_WRITTEN = 2
 """Bytes moved per copied byte: one read and one write."""
@@ -105,13 +105,14 @@ def traced_work(workload: Workload, prior: StepTimePrior) -> StepWork:
     Raises:
         UnsupportedModelError: The step was not traced.
     """
-    if workload.step is None or workload.kernels is None:
+    trace = workload.trace
+    if trace is None or trace.allocations is None or workload.kernels is None:
         raise UnsupportedModelError("the step could not be traced, so scaling is unknown")
-    kernels, trace = workload.kernels, workload.step.trace
+    kernels, allocations = workload.kernels, trace.allocations
     terms = terms_of([workload], prior.spec)
     with torch.no_grad():
         times = times_of(terms, Lookup(prior.constants), prior.spec)
-    table = kernels.train
+    table = kernels.table
     each_ms = np.zeros(len(table))
     products = np.isin(table.kinds, list(KernelKind)[:PRODUCTS])
     each_ms[products], each_ms[~products] = times.products.numpy(), times.streams.numpy()
@@ -124,14 +125,14 @@ def traced_work(workload: Workload, prior: StepTimePrior) -> StepWork:
     factor = passes_ms / float(each_ms.sum())
     waiting_ms = total_ms - once_ms - device_ms
     update_ms = min(max(float(times.updating[0]) - waiting_ms, 0.0), total_ms - passes_ms)
-    blocks, root, trained_share = gathered_blocks(trace)
+    blocks, root, trained_share = gathered_blocks(allocations)
     return StepWork(
         forward_ms=float(each_ms[forward].sum()) * factor,
         backward_ms=float(each_ms[~forward].sum()) * factor,
         update_ms=update_ms,
         fixed_ms=total_ms - passes_ms - update_ms,
         copy_ms=READ_AND_WRITTEN * (sum(blocks) + root) / (prior.spec.bandwidth_gbs * 1e6),
-        gradients=gradients_of(trace, kernels, each_ms, workload.batch_size),
+        gradients=gradients_of(allocations, kernels.table, each_ms, workload.batch_size),
         blocks_bytes=tuple(blocks),
         root_bytes=root,
         trained_share=trained_share,
@@ -139,15 +140,14 @@ def traced_work(workload: Workload, prior: StepTimePrior) -> StepWork:
 
 
 def gradients_of(
-    trace: Allocations, kernels: KernelProfile, each_ms: np.ndarray, batch_size: int
+    allocations: Allocations, table: KernelTable, each_ms: np.ndarray, batch_size: int
 ) -> tuple[Gradient, ...]:
     """Return the gradients in order of completion; `each_ms` are times by kernel row, (k,)."""
-    table = kernels.train
-    sizes = trace.sizes_at(batch_size)
-    backward = np.arange(len(trace.kinds)) > trace.end_of_forward
-    born = trace.kinds == Event.ALLOCATE
-    own_ms = _weight_kernels(kernels, each_ms, batch_size)
-    gradients = np.isin(trace.blocks, trace.gradients)
+    sizes = allocations.sizes_at(batch_size)
+    backward = np.arange(len(allocations.kinds)) > allocations.end_of_forward
+    born = allocations.kinds == Event.ALLOCATE
+    own_ms = _weight_kernels(table, each_ms, batch_size)
+    gradients = np.isin(allocations.blocks, allocations.gradients)
     spread = np.where(backward & born & ~gradients, sizes, 0).astype(float)
     total_ms = float(each_ms[table.passes != Pass.FORWARD].sum())
     weights = np.zeros(len(spread))
@@ -157,17 +157,14 @@ def gradients_of(
     if spread.sum():
         weights += spread / spread.sum() * rest_ms
     progress = np.cumsum(weights) / max(float(weights.sum()), 1e-12)
-    complete = np.sort(trace.additions)
+    complete = np.sort(allocations.additions)
     return tuple(
         Gradient(float(sizes[event]), float(progress[event])) for event in complete.tolist()
     )
 
 
-def _weight_kernels(
-    kernels: KernelProfile, each_ms: np.ndarray, batch_size: int
-) -> dict[int, float]:
+def _weight_kernels(table: KernelTable, each_ms: np.ndarray, batch_size: int) -> dict[int, float]:
     """Return the mean time of a weight gradient kernel by the number of bytes it writes."""
-    table = kernels.train
     written = table.sizes_at(batch_size)[:, Size.WRITTEN_BYTES].astype(np.int64)
     sums: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for row in np.flatnonzero(table.passes == Pass.WEIGHT_GRADIENT).tolist():
@@ -178,12 +175,12 @@ def _weight_kernels(
     return {size: total / count for size, (total, count) in sums.items()}
 
 
-def gathered_blocks(trace: Allocations) -> tuple[list[float], float, float]:
+def gathered_blocks(allocations: Allocations) -> tuple[list[float], float, float]:
     """Return the bytes of each block and of the root that FSDP gathers, and the share that trains.
 
-    Frozen parameters are among the buffers of a trace. Other buffers are small and count as such.
+    Frozen parameters are among the buffers. Other buffers are small and count as such.
     """
-    trained, frozen = trace.parameter_bytes.tolist(), trace.buffer_bytes.tolist()
+    trained, frozen = allocations.parameter_bytes.tolist(), allocations.buffer_bytes.tolist()
     (blocks, root), (others, others_root) = blocks_of(trained), blocks_of(frozen)
     if len(others) == len(blocks):
         blocks = [block + other for block, other in zip(blocks, others, strict=True)]

@@ -84,7 +84,7 @@ class KernelPoint:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class StepKernels:
+class RoofedKernels:
     """The kernels of a step on a device."""
 
     points: tuple[KernelPoint, ...]
@@ -95,7 +95,7 @@ class StepKernels:
 
 def step_kernels(
     prior: StepTimePrior, workload: Workload, device: KnownDevice, step_time_ms: float
-) -> StepKernels:
+) -> RoofedKernels:
     """Return the kernels of a workload with the times that a prior predicts.
 
     Args:
@@ -115,7 +115,7 @@ def step_kernels(
         launch_ms = (launch.exp() * prior.spec.launch_us / 1e3).numpy()
     factor = step_time_ms / float(times.total())
     assert workload.kernels is not None  # noqa: S101  (`terms_of` has looked)
-    kernels = workload.kernels.at(workload.batch_size, workload.phase)
+    kernels = workload.kernels.at(workload.batch_size)
     multiplies = kernels.table.kinds < PRODUCTS
     time_ms = np.empty(len(kernels.table))
     time_ms[multiplies], time_ms[~multiplies] = times.products.numpy(), times.streams.numpy()
@@ -155,7 +155,7 @@ def step_kernels(
     points.sort(key=lambda point: -point.time_ms)
     shares = {bound: sum(p.share for p in points if p.bound == bound) for bound in BOUNDS}
     shares[LAUNCH] += max(0.0, 1.0 - sum(shares.values()))
-    return StepKernels(points=tuple(points), shares=shares)
+    return RoofedKernels(points=tuple(points), shares=shares)
 
 
 def _bound(device: KnownDevice, point: KernelPoint) -> str:
@@ -225,7 +225,7 @@ class RoofedStep:
     step_time_ms: float
     source: str
     """Source of the times."""
-    kernels: StepKernels
+    kernels: RoofedKernels
     doubled: Doubled | None
     """None if the batch size of the model is fixed."""
 
@@ -256,24 +256,18 @@ def roofed_steps(
     """
     heads = [_trained(question, device) for device in devices]
     settings = step_settings(question, devices)
-    profile = subject.profile()
-    fixed = profile.graph.fixed_batch_size
-    batch_size = question.batch_size or subject.batch_size or fixed or 1
-    traced = subject.step(settings)
-    if isinstance(traced, str):
-        raise UnsupportedModelError(f"the kernels of {subject.name} cannot be traced: {traced}")
+    batch_size = question.batch_size or subject.batch_size
+    trace = subject.trace(settings, question.phase, batch_size)
+    if trace.kernels is None:
+        raise UnsupportedModelError(
+            f"the kernels of {subject.name} cannot be traced: {trace.refusal}"
+        )
+    batch_size = batch_size or trace.batch_size or 1
 
     def workload(size: int) -> Workload:
-        return Workload.of(
-            profile,
-            traced,
-            settings,
-            phase=question.phase,
-            batch_size=size,
-            with_kernels=True,
-        )
+        return Workload.of(trace, settings, batch_size=size, with_kernels=True)
 
-    workloads = [workload(batch_size)] + ([] if fixed else [workload(2 * batch_size)])
+    workloads = [workload(batch_size)] + ([] if trace.batch_size else [workload(2 * batch_size)])
     rows = []
     for device, (head, source, _) in zip(devices, heads, strict=True):
         prior = _shared_prior(device) if head is None else head.prior

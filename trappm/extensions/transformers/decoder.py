@@ -17,23 +17,24 @@ from torch import Tensor, nn
 
 from trappm.extensions.transformers.model_names import TransformerName, is_transformer
 from trappm.profiler.errors import InputError, UnsupportedModelError, one_line
+from trappm.profiler.memory.allocator import MIB
+from trappm.profiler.memory.replay import SimulatedMemory, simulate_memory
 from trappm.profiler.models.model_input import Inputs, NamedInputs
 from trappm.profiler.models.on_meta import on_meta
 from trappm.profiler.models.sources import source_of
 from trappm.profiler.records import Phase, Precision
-from trappm.profiler.memory.allocator import MIB
-from trappm.profiler.records.kernels import KernelTable, Size
-from trappm.profiler.memory.replay import SimulatedMemory, simulate_memory
 from trappm.profiler.records.allocations import Allocations
-from trappm.profiler.tracing.tracer import StepOptions, Tracer
+from trappm.profiler.records.kernels import Size, StepKernels
+from trappm.profiler.records.trace import TraceSettings
+from trappm.profiler.tracing.tracer import Tracer
 
 
 @dataclass(frozen=True, eq=False)
 class DecoderStep:
     """Prefill or decode step of a batch."""
 
-    trace: Allocations
-    kernels: KernelTable
+    allocations: Allocations
+    kernels: StepKernels
     batch_size: int
     context_bytes: int
     """Cache of one layer before the step, which is alive while the next cache is allocated."""
@@ -41,13 +42,14 @@ class DecoderStep:
     @property
     def flops(self) -> int:
         """Return the FLOP of products, two per multiply-accumulate."""
-        flops = self.kernels.sizes[:, Size.FLOPS] @ (1, self.batch_size)
-        return int((flops * self.kernels.counts).sum())
+        table = self.kernels.table
+        flops = table.sizes[:, Size.FLOPS] @ (1, self.batch_size)
+        return int((flops * table.counts).sum())
 
     @cached_property
     def memory(self) -> SimulatedMemory:
         """Return the allocator's peak memory, including weights and cache."""
-        simulated = simulate_memory(self.trace, self.batch_size)
+        simulated = simulate_memory(self.allocations, self.batch_size)
         context_mib = self.context_bytes / MIB
         return SimulatedMemory(
             live_mib=simulated.live_mib + context_mib,
@@ -154,9 +156,11 @@ class Decoder:
 
     def _step(self, inputs: _Tokens, context_bytes: int) -> DecoderStep:
         size = self.batch_size
-        options = StepOptions(precision=self._precision)
-        trace, kernels = Tracer(self.model, inputs, options, (size, size)).phase(Phase.INFER)
-        return DecoderStep(trace, kernels, size, context_bytes)
+        settings = TraceSettings(self._precision)
+        trace = Tracer(self.model, inputs, settings, Phase.INFER, (size, size)).trace()
+        if trace.allocations is None or trace.kernels is None:
+            raise UnsupportedModelError(f"{self.architecture}: {trace.refusal}")
+        return DecoderStep(trace.allocations, trace.kernels, size, context_bytes)
 
     def _cache(self, context: int) -> Any:
         """Return the cache of transformers after `context` tokens, without values."""

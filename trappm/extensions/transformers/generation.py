@@ -29,7 +29,7 @@ from trappm.prediction.fitting import (
 from trappm.profiler.devices.catalogue import read_name
 from trappm.profiler.errors import InputError
 from trappm.profiler.host.caller_state import independent_of_caller
-from trappm.profiler.records import MemoryFormat, Phase, Precision, member
+from trappm.profiler.records import Phase, Precision, member
 from trappm.terminal.tables import console, print_line, print_notes, table
 
 MIB = 1 << 20
@@ -232,7 +232,6 @@ def step_times_ms(
     from trappm.learner.workload import Workload
     from trappm.profiler.records import Graph
     from trappm.profiler.records.step_scope import StepScope
-    from trappm.profiler.records.kernels import KernelProfile
 
     spec = known_spec(device)
     if spec is None or spec is CPU:
@@ -253,15 +252,7 @@ def step_times_ms(
             graph=Graph.empty(batch_size),
             precision=precision,
             phase=Phase.INFER,
-            kernels=KernelProfile(
-                train=kernels,
-                infer=kernels,
-                parameter_tensors=0,
-                parameters=0,
-                precision=precision,
-                memory_format=MemoryFormat.CONTIGUOUS,
-                batch_size=batch_size,
-            ),
+            kernels=kernels,
         )
         for kernels in steps
     ]

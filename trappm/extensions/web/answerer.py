@@ -2,7 +2,7 @@
 
 The key of a cached answer has everything it depends on: snapshots, model, device, settings and
 prices. One thread evaluates heads. Another thread computes rooflines and multi-GPU steps, which
-take longer. A model without profiles is first traced in the sandboxed process (`tracing`).
+take longer. A model without traces is first traced in the sandboxed process (`tracing`).
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from trappm.extensions.web.schemas import RooflineQuestion, ScalingQuestion, Set
 from trappm.extensions.web.uploads import Model, ModelTracer, Shared
 from trappm.prediction.answering import answers
 from trappm.prediction.costs import prices_version
-from trappm.prediction.models.subjects import UnprofiledError, known_subject, name_key
+from trappm.prediction.models.subjects import UntracedError, known_subject, name_key
 from trappm.prediction.prediction import breakdown_dict
 from trappm.prediction.question import Question
 from trappm.profiler.errors import InputError, TrappmError
 from trappm.profiler.records import Phase
 
 if TYPE_CHECKING:
-    from trappm.prediction.models.tracers import TracedStep
     from trappm.prediction.prediction import Prediction
     from trappm.profiler.records import StepSettings
+    from trappm.profiler.records.trace import Trace
 
 MAX_KNOWN = 4096
 """Number of cached answers, about 10 kB each."""
@@ -63,8 +63,8 @@ class Answerer:
         self.metrics = metrics
         self._known: OrderedDict[tuple[object, ...], Answer] = OrderedDict()
         self._under_way: Shared[list[Answer]] = Shared()
-        self._steps: OrderedDict[tuple[object, ...], TracedStep] = OrderedDict()
-        self._steps_under_way: Shared[TracedStep] = Shared()
+        self._steps: OrderedDict[tuple[object, ...], Trace] = OrderedDict()
+        self._steps_under_way: Shared[Trace] = Shared()
         self._heads_thread = ThreadPoolExecutor(1, thread_name_prefix="trappm-answers")
         self._kernels_thread = ThreadPoolExecutor(1, thread_name_prefix="trappm-kernels")
         self._tracer = ModelTracer(settings)
@@ -121,7 +121,7 @@ class Answerer:
             return json.dumps(rooflines_json(steps), default=str).encode()
 
         settings = [step_settings(question, devices)]
-        return await self._traced(self._kernels_thread, model, settings, work)
+        return await self._traced(self._kernels_thread, model, settings, question.phase, work)
 
     async def scalings(self, request: ScalingQuestion, model: Model) -> bytes:
         """Return the JSON of `trappm scale --json`.
@@ -147,7 +147,7 @@ class Answerer:
             return json.dumps(scaling_json(predictions, refusals), default=str).encode()
 
         settings = question.settings_traced(devices)
-        return await self._traced(self._kernels_thread, model, settings, work)
+        return await self._traced(self._kernels_thread, model, settings, question.phase, work)
 
     def close(self) -> None:
         """End the threads and the tracing process."""
@@ -171,7 +171,7 @@ class Answerer:
                     return _predicted(question, model, some)
 
                 settings = question.settings_traced(devices)
-                return await self._traced(self._heads_thread, model, settings, work)
+                return await self._traced(self._heads_thread, model, settings, question.phase, work)
 
             made = await self._under_way.wait((*key, *some), predicted)
             by_device |= zip(some, made, strict=True)
@@ -191,9 +191,9 @@ class Answerer:
         what = prediction.settings, Phase(prediction.phase), prediction.batch_size
         key = (model.key, *what)
 
-        async def trace() -> TracedStep:
+        async def trace() -> Trace:
             with self.metrics.trace():
-                return await self._tracer.traced_step(model, *what)
+                return await self._tracer.trace_with_origins(model, *what)
 
         if key in self._steps:
             self.metrics.known.inc()
@@ -215,21 +215,22 @@ class Answerer:
         thread: ThreadPoolExecutor,
         model: Model,
         settings: Sequence[StepSettings],
+        phase: Phase,
         work: Callable[[], Result],
     ) -> Result:
-        """Run `work` in a thread, after a trace if the model has no profiles."""
+        """Run `work` in a thread, after a trace if the model's steps are unknown."""
         loop = asyncio.get_running_loop()
         try:
             return await loop.run_in_executor(thread, work)
-        except UnprofiledError:
+        except UntracedError:
             with self.metrics.trace():
-                await self._tracer.trace(model, settings)
+                await self._tracer.trace(model, settings, phase)
         try:
             return await loop.run_in_executor(thread, work)
-        except UnprofiledError:
+        except UntracedError:
             raise TrappmError(
-                "the model's profiles could not be stored; make the folder profiles of "
-                "TRAPPM_HOME writable"
+                "the model's traces could not be stored; make the folder traces of TRAPPM_HOME "
+                "writable"
             ) from None
 
 

@@ -1,7 +1,7 @@
 """Uploaded files, and traces of models in a sandboxed process (`prediction.models.tracers`).
 
-The process traces one model at a time, and stores its profiles in the cache of TRAPPM_HOME
-(`profile_cache`).
+The process traces one model at a time, and keeps its traces in the cache of TRAPPM_HOME
+(`trace_cache`).
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ from typing import Any, BinaryIO, Generic, TypeVar
 
 from trappm.extensions.web.gate import ServingSettings
 from trappm.extensions.web.problems import ServingError
-from trappm.prediction.models.subjects import file_key, traced
+from trappm.prediction.models.subjects import ModelKey, file_key, traced
 from trappm.prediction.models.tracers import (
     FOR_NAMES,
     NameTracer,
     OutsideTracer,
-    TracedStep,
     TracingProcess,
     TracingTimeoutError,
     file_tracer,
@@ -36,6 +35,7 @@ from trappm.prediction.models.tracers import (
 from trappm.profiler.errors import ModelFileError
 from trappm.profiler.host.forks import ForkServerError
 from trappm.profiler.records import Phase, StepSettings
+from trappm.profiler.records.trace import Trace, TraceSettings
 
 _ADVICE = "; increase --timeout, or run trappm predict"
 _CHUNK_BYTES = 1 << 20
@@ -50,8 +50,8 @@ class Model:
 
     name: str
     """Timm name, or file name of the upload."""
-    key: tuple[object, ...]
-    """Key of the profiles."""
+    key: ModelKey
+    """Key of its traces."""
     input_size: int | None
     upload: Upload | None = None
     """Uploaded file."""
@@ -129,8 +129,8 @@ class ModelTracer:
         )
         self._at_work: Shared[None] = Shared()
 
-    async def trace(self, model: Model, settings: Sequence[StepSettings]) -> None:
-        """Trace a model and its kernels in these settings; identical requests share one trace.
+    async def trace(self, model: Model, settings: Sequence[StepSettings], phase: Phase) -> None:
+        """Trace a model's steps in these settings; identical requests share one trace.
 
         Raises:
             ServingError: Too many models are waiting, or the trace timed out.
@@ -139,17 +139,18 @@ class ModelTracer:
         rows = tuple(settings)
 
         def work(until_s: float) -> None:
-            traced(model.key, self._outside(model, until_s), rows)
+            traced(model.key, self._outside(model, until_s), rows, phase)
 
-        await self._at_work.wait((model.key, rows), lambda: self._queued(model.name, work))
+        await self._at_work.wait((model.key, rows, phase), lambda: self._queued(model.name, work))
 
-    async def traced_step(
+    async def trace_with_origins(
         self, model: Model, settings: StepSettings, phase: Phase, batch_size: int
-    ) -> TracedStep:
+    ) -> Trace:
         """Trace one step with the origins of its tensors; raises as `trace`."""
 
-        def work(until_s: float) -> TracedStep:
-            return self._outside(model, until_s).traced_step(settings, phase, batch_size)
+        def work(until_s: float) -> Trace:
+            how = TraceSettings.of(settings)
+            return self._outside(model, until_s).trace(how, phase, batch_size, True)
 
         return await self._queued(model.name, work)
 

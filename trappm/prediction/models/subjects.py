@@ -1,61 +1,54 @@
 """Models that questions are about: a timm or transformer name, an ONNX file, or a module.
 
-A subject is checked at once and profiled when its profile is needed. Names and files that any
-process has profiled before need neither timm nor ONNX: `profile_cache` has their profiles.
+A subject is checked at once and traced when its step is needed. Names and files that any process
+has traced before need neither timm nor ONNX: the cache has their steps.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import inspect
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from copy import copy
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trappm.prediction.models.profile_cache import (
-    cached_input_size,
-    cached_profile,
-    cached_step,
-    content_key,
-)
 from trappm.prediction.models.tracers import (
     NameTracer,
     OutsideTracer,
     StepTracer,
-    TracedStep,
     file_tracer,
     own_process,
-    step_options,
-    traced_step,
 )
-from trappm.profiler.errors import InputError, TrappmError, UnsupportedModelError
-from trappm.profiler.host.environment import data_folder
+from trappm.profiler.errors import (
+    BatchOrderError,
+    InputError,
+    ModelFileError,
+    UnevenSizesError,
+    UnsupportedModelError,
+)
+from trappm.profiler.files.whole_file import made_whole
+from trappm.profiler.host.environment import data_folder, library_versions
 from trappm.profiler.models.known_names import (
     content_of,
     is_file,
+    is_hub_id,
     is_prefixed,
     refuse_unknown,
+    refuse_weights,
     unit_of,
 )
-from trappm.profiler.models.model_input import TARGETS, ExampleInputs, Sample
-from trappm.profiler.records import (
-    MAX_SIZE,
-    Execution,
-    MemoryFormat,
-    Phase,
-    Precision,
-    StepSettings,
-)
+from trappm.profiler.models.model_input import TARGETS, ExampleInputs
+from trappm.profiler.records import MAX_SIZE, Phase, StepSettings
+from trappm.profiler.records.trace import Trace, TraceSettings
+from trappm.profiler.trace_cache import CONTENT, Refusal, TraceFolder, TraceKey
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-    from trappm.profiler.models.model_input import Inputs
-    from trappm.profiler.records.trace import StaticProfile, StepProfile
-    from trappm.profiler.tracing.tracer import StepOptions
 
 
 class Subject(ABC):
@@ -68,8 +61,6 @@ class Subject(ABC):
     """Pixels or tokens of the question; None for the model's default."""
     sequence_length: int | None = None
     """Tokens of the question, of a file."""
-    only_because = "the file has no other"
-    """Why its steps can be traced at one batch size only, if that is so."""
     has_one_input: bool = True
     """False for modules of whole numbers, several inputs, targets or a loss."""
     is_named: bool = False
@@ -84,16 +75,24 @@ class Subject(ABC):
         return None
 
     @abstractmethod
-    def profile(self) -> StaticProfile:
-        """Return the graph, with the step in fp32 and contiguous; raises TrappmError."""
+    def trace(
+        self,
+        settings: StepSettings,
+        phase: Phase,
+        batch_size: int | None = None,
+        *,
+        with_origins: bool = False,
+    ) -> Trace:
+        """Return a step in these settings; it is traced once.
 
-    @abstractmethod
-    def step(self, settings: StepSettings) -> StepProfile | str:
-        """Return the steps in these settings, or the reason why they cannot be traced."""
+        Args:
+            settings, phase: How the step is run.
+            batch_size: The only one to trace at, if the step's sizes do not grow evenly.
+            with_origins: Whether the origin of each tensor is needed.
 
-    @abstractmethod
-    def traced_step(self, settings: StepSettings, phase: Phase, batch_size: int) -> TracedStep:
-        """Trace one step with the origins of its tensors; raises TrappmError if it cannot be."""
+        Raises:
+            TrappmError: It cannot be traced.
+        """
 
 
 def subject_of(
@@ -124,10 +123,11 @@ def subject_of(
                 )
             path, is_tokens = Path(model), sequence_length is not None
             size = input_size or sequence_length
-            return _file(path, content_key(path), size, is_tokens, data_folder())
+            key = file_key(digest_of(path), size, is_tokens=is_tokens)
+            return _file(path, key, is_tokens, data_folder())
         size = _size_of(model, input_size, sequence_length)
         refuse_unknown(model)
-        return _architecture(model, size, data_folder())
+        return _architecture(name_key(model, size), data_folder())
     from torch import nn
 
     if not isinstance(model, nn.Module):
@@ -141,10 +141,6 @@ def subject_of(
             "such as example_input=torch.empty(8, 3, 224, 224)"
         )
     return Module(model, example_input, targets, loss)
-
-
-COMPILED = "compile-4"
-"""Key of cached compiled steps; its number increases when the tracing of them changes."""
 
 
 def size_kind(model: object) -> str:
@@ -180,30 +176,94 @@ def input_size_of(name: str, input_size: int | None) -> int:
     Raises:
         InputError, UnknownArchitectureError: The model does not exist or has no such size.
     """
-
-    def of_library() -> int:
-        from trappm.profiler.models.sources import source_of
-
-        return source_of(name).input_size_of(name, input_size)
-
-    return cached_input_size(name_key(name, input_size), of_library)
+    return named(name, input_size)[1]
 
 
-class UnprofiledError(Exception):
-    """This process does not trace models, and this one has no cached profile."""
-
-
-def known_subject(key: tuple[object, ...]) -> Subject:
-    """Return a model that some process has profiled, by its key; nothing is traced.
+def named(name: str, input_size: int | None) -> tuple[str, int]:
+    """Return a model's current name and input size, asked of its library unless it is noted.
 
     Raises:
-        UnprofiledError: There is no profile; the subject's `step` raises it, too.
+        InputError, UnknownArchitectureError: The model does not exist or has no such size.
+    """
+    note = _note(name, input_size)
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        current, size = json.loads(note.read_bytes())
+        return str(current), int(size)
+    from trappm.profiler.models.sources import source_of
+
+    source = source_of(name)
+    current = source.check(name)
+    size = source.input_size_of(current, input_size)
+    with contextlib.suppress(OSError):
+        note.parent.mkdir(parents=True, exist_ok=True)
+        with made_whole(note, replace=True) as part:
+            part.write_text(json.dumps([current, size]))
+    return current, size
+
+
+def _note(name: str, input_size: int | None) -> Path:
+    text = repr((library_versions(), content_of(name), input_size))
+    return data_folder() / "names" / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+
+
+class ModelKey(NamedTuple):
+    """A named model or a file, the same for every process."""
+
+    model: str
+    """The name, or the content of the file."""
+    input_size: int | None
+    is_named: bool = True
+
+
+def name_key(name: str, input_size: int | None) -> ModelKey:
+    """Return the key of a named model."""
+    return ModelKey(name, input_size)
+
+
+def file_key(digest: str, input_size: int | None, *, is_tokens: bool = False) -> ModelKey:
+    """Return the key of a file with this content."""
+    unit = " tokens" if is_tokens else ""
+    return ModelKey(f"{CONTENT}{digest}{unit}", input_size, is_named=False)
+
+
+def digest_of(path: Path) -> str:
+    """Return the hash of a file's bytes; this process reads an unchanged file once.
+
+    Raises:
+        ModelFileError: It cannot be read.
+        UnknownArchitectureError: It holds weights, not a model.
+    """
+    refuse_weights(str(path))
+    try:
+        status = path.stat()
+        return _content_hash(path, status.st_size, status.st_mtime_ns, status.st_ino)
+    except OSError as error:
+        hub = f"; for a transformer of the Hub write hf:{path}" if is_hub_id(str(path)) else ""
+        raise ModelFileError(f"{path} cannot be read: {error.strerror}{hub}") from error
+
+
+@lru_cache(maxsize=4096)
+def _content_hash(path: Path, _size: int, _modified_ns: int, _inode: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class UntracedError(Exception):
+    """This process does not trace models, and none has traced this step."""
+
+
+def known_subject(key: ModelKey) -> Subject:
+    """Return a model by its key, of steps that some process has traced; nothing is traced here.
+
+    The subject's `trace` raises UntracedError for others.
     """
     return _known(key, data_folder())
 
 
-def traced(key: tuple[object, ...], tracer: StepTracer, settings: Iterable[StepSettings]) -> None:
-    """Profile a model and its steps in these settings, so that `known_subject` finds it.
+def traced(
+    key: ModelKey, tracer: StepTracer, settings: Iterable[StepSettings], phase: Phase
+) -> None:
+    """Trace a model's steps in these settings, so that `known_subject` has them.
 
     Raises:
         TrappmError: What is wrong with the model.
@@ -211,72 +271,68 @@ def traced(key: tuple[object, ...], tracer: StepTracer, settings: Iterable[StepS
     subject = _Cached(key, tracer)
     subject.pixels()
     for row in settings:
-        subject.step(row)
+        subject.trace(row, phase)
 
 
-def name_key(name: str, input_size: int | None) -> tuple[object, ...]:
-    """Return the cache key of a named model."""
-    return "timm", content_of(name), input_size
-
-
-def file_key(digest: str, input_size: int | None) -> tuple[object, ...]:
-    """Return the cache key of a file with this content (see `content_key`)."""
-    return "file", digest, input_size
+_OF_THE_MODEL = (UnsupportedModelError, UnevenSizesError, BatchOrderError)
+"""Errors whose reason is the model, so that it is refused again without a trace."""
 
 
 class _Cached(Subject):
-    """A model that is the same for every process, so its profiles are cached."""
+    """A model that is the same for every process, so its traces are cached."""
 
-    def __init__(self, key: tuple[object, ...], tracer: StepTracer | None) -> None:
-        self._key = key
-        self.identity, self.is_named = key, key[0] == "timm"
-        self.input_size = key[2] if isinstance(key[2], int) else None
-        self._tracer_or_none = tracer
-        self._steps: dict[tuple[str, ...], StepProfile | str] = {}
-        self.name, self._profile = cached_profile(key, self._make)
+    def __init__(self, key: ModelKey, tracer: StepTracer | None) -> None:
+        self.identity = content_of(key.model) if key.is_named else key.model, key.input_size
+        self.name, self.is_named, self.input_size = key.model, key.is_named, key.input_size
+        self._key, self._tracer = key, tracer
+        self._traces: dict[TraceKey, Trace | Refusal] = {}
+        self._cache = TraceFolder(data_folder() / "traces")
+
+    @property
+    def _model(self) -> tuple[str, int | None]:
+        """Current name and size, or content and size; raises UntracedError as `trace`."""
+        if not self.is_named:
+            return self._key[:2]
+        if self._tracer is None and not _note(*self._key[:2]).exists():
+            raise UntracedError
+        return named(*self._key[:2])
 
     def pixels(self) -> int | None:
         if self.sequence_length is not None or size_kind(self.name) == "tokens":
             return None
-        if self.input_size is None and self.is_named:
-            return input_size_of(self.name, None)
-        return self.input_size
+        return self._model[1]
 
-    def profile(self) -> StaticProfile:
-        return self._profile
+    def trace(
+        self,
+        settings: StepSettings,
+        phase: Phase,
+        batch_size: int | None = None,
+        *,
+        with_origins: bool = False,
+    ) -> Trace:
+        if with_origins:
+            return self._own_tracer.trace(TraceSettings.of(settings), phase, batch_size, True)
+        key = TraceKey(*self._model, TraceSettings.of(settings), phase)
+        made = self._traces.get(key) or self._cache.get(key)
+        if made is None:
+            made = self._made(key)
+            self._cache.put(key, made)
+        self._traces[key] = made
+        if isinstance(made, Refusal):
+            raise UnsupportedModelError(made.reason)
+        return made
 
-    def step(self, settings: StepSettings) -> StepProfile | str:
-        layout: tuple[str, ...] = settings.precision.value, settings.memory_format.value
-        if settings.execution is Execution.COMPILE:
-            layout = *layout, COMPILED
-        if layout == (Precision.FP32, MemoryFormat.CONTIGUOUS):  # in the profile
-            return self._profile.step or self._profile.step_refusal or ""
-        if layout not in self._steps:
-            batch_size = self._profile.graph.fixed_batch_size
-            self._steps[layout] = cached_step(
-                (*self._key, *layout), lambda: self._tracer.step(settings, batch_size)
-            )
-        return self._steps[layout]
-
-    def traced_step(self, settings: StepSettings, phase: Phase, batch_size: int) -> TracedStep:
-        size = self._profile.graph.fixed_batch_size or batch_size
-        return self._tracer.traced_step(settings, phase, size)
-
-    def _make(self) -> tuple[str, StaticProfile]:
-        return self._tracer.profile()
+    def _made(self, key: TraceKey) -> Trace | Refusal:
+        try:
+            return self._own_tracer.trace(key.settings, key.phase, None, False)
+        except _OF_THE_MODEL as error:
+            return Refusal(str(error))
 
     @property
-    def _tracer(self) -> StepTracer:
-        if self._tracer_or_none is None:
-            raise UnprofiledError
-        return self._tracer_or_none
-
-
-class _TracedAt(TypedDict, total=False):
-    """Batch sizes at which steps are traced, where not at the usual two."""
-
-    batch_sizes: tuple[int, int]
-    by_values: bool
+    def _own_tracer(self) -> StepTracer:
+        if self._tracer is None:
+            raise UntracedError
+        return self._tracer
 
 
 class Module(Subject):
@@ -305,114 +361,39 @@ class Module(Subject):
         self._inputs = _example_inputs(self.module, args, kwargs, targets)
         is_one = len(args) == 1 and not kwargs and loss is None and targets is None
         dtype = getattr(args[0], "dtype", None) if is_one else None
-        self._only_input = args[0] if getattr(dtype, "is_floating_point", False) else None
-        self.has_one_input = self._only_input is not None
+        self.has_one_input = getattr(dtype, "is_floating_point", False)
         self.batch_size = self._inputs.batch_size
-        self._traced_at: _TracedAt = {}
-        self._refuses_changes = True
-        self._steps: dict[StepSettings, StepProfile | str] = {}
-        self._known: dict[tuple[StepSettings, Phase, int], Module | str] = {}
+        self._traces: dict[tuple[object, ...], Trace] = {}
 
-    @property
-    def _sample(self) -> Inputs:
-        if self._only_input is None:
-            return self._inputs
-        return Sample.from_example(self.module, self._only_input)
-
-    @cached_property
-    def _profile(self) -> StaticProfile:
-        from trappm.profiler.static_profile import static_profile
-
-        options = self._options(StepSettings())
-        profile = static_profile(self.module, self._sample, options, **self._traced_at)
-        if profile.step is None and not self.has_one_input:  # the graph has neither loss nor batch
-            raise UnsupportedModelError(profile.step_refusal or "")
-        remarks = filter(None, (self.remark, profile.step_remark))
-        return replace(profile, step_remark=" ".join(remarks) or None)
-
-    def _options(self, settings: StepSettings) -> StepOptions:
+    def trace(
+        self,
+        settings: StepSettings,
+        phase: Phase,
+        batch_size: int | None = None,
+        *,
+        with_origins: bool = False,
+    ) -> Trace:
+        from trappm.profiler.trace import trace
         from trappm.profiler.tracing.losses import loss_of
 
-        has_targets = TARGETS in self._inputs.kwargs
-        return replace(
-            step_options(settings),
-            loss=loss_of(self._loss, has_targets=has_targets),
-            refuses_changes=self._refuses_changes,
-        )
-
-    def profile(self) -> StaticProfile:
-        return self._profile
-
-    def step(self, settings: StepSettings) -> StepProfile | str:
-        if settings not in self._steps:
-            self._steps[settings] = self._step(settings)
-        return self._steps[settings]
-
-    def _step(self, settings: StepSettings) -> StepProfile | str:
-        from trappm.profiler.static_profile import step_profile
-
-        try:
-            options = self._options(settings)
-            return step_profile(self.module, self._sample, options, **self._traced_at)
-        except TrappmError as error:
-            return str(error)
-
-    def traced_step(self, settings: StepSettings, phase: Phase, batch_size: int) -> TracedStep:
-        from trappm.profiler.models.on_meta import on_meta
-
-        options = self._options(settings)
-        module = on_meta(self.module, None, settings.memory_format, settings.precision)
-        return traced_step(module, self._inputs, options, phase, batch_size, original=self.module)
-
-    def covered(self, settings: StepSettings, phase: Phase, batch_size: int) -> Module | str:
-        """Return what heads can predict, or the reason why only the memory is predicted.
-
-        A module that cannot be traced at two batch sizes is traced at this one, on the values of
-        the example if need be.
-
-        Raises:
-            InputError: PyTorch refuses the step.
-            UnsupportedModelError: It cannot be traced.
-        """
-        key = settings, phase, batch_size
-        if key not in self._known:
-            self._known[key] = self._covered(*key)
-        return self._known[key]
-
-    def _changed(self, **attributes: object) -> Module:
-        """Return a copy with other attributes that has traced nothing."""
-        other = copy(self)
-        other.__dict__.pop("_profile", None)
-        vars(other).update(attributes, _steps={}, _known={})
-        return other
-
-    def _covered(self, settings: StepSettings, phase: Phase, batch_size: int) -> Module | str:
-        """Return `covered`, which keeps it."""
-        why = ""
-        try:
-            if self._profile.step is not None:
-                return self
-        except (InputError, UnsupportedModelError) as error:
-            why = str(error)
-        if phase is Phase.INFER and self._refuses_changes:
-            return self._changed(_refuses_changes=False).covered(settings, phase, batch_size)
-        try:
-            step = self.traced_step(settings, phase, batch_size)
-        except UnsupportedModelError:
-            if why:
-                raise
-            return self  # its graph gives a rough estimate
-        if step.only_batch is None:
-            return why or self
-        one = self._changed(
-            _traced_at={"batch_sizes": (batch_size, batch_size), "by_values": step.by_values},
-            _only_input=None, has_one_input=False, batch_size=batch_size, only_because=step.reason,
-        )  # fmt: skip
-        try:
-            one.profile()
-        except (InputError, UnsupportedModelError) as error:
-            return str(error)
-        return one
+        how = TraceSettings.of(settings)
+        at_all = self._traces.get((how, phase, None, with_origins))
+        key = how, phase, batch_size, with_origins
+        if at_all is None and key not in self._traces:
+            made = trace(
+                self.module,
+                self._inputs,
+                how,
+                phase,
+                loss=loss_of(self._loss, has_targets=TARGETS in self._inputs.kwargs),
+                batch_size=batch_size or self.batch_size,
+                with_origins=with_origins,
+            )
+            if made.batch_size is None:
+                key = (how, phase, None, with_origins)
+            remarks = filter(None, (self.remark, made.remark))
+            self._traces[key] = replace(made, remark=" ".join(remarks) or None)
+        return at_all or self._traces[key]
 
 
 def _example_inputs(
@@ -466,21 +447,20 @@ def _binds(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[st
 
 
 @lru_cache(maxsize=64)
-def _architecture(name: str, input_size: int | None, _home: Path) -> Subject:
-    return _Cached(name_key(name, input_size), NameTracer(name, input_size))
+def _architecture(key: ModelKey, _home: Path) -> Subject:
+    return _Cached(key, NameTracer(*key[:2]))
 
 
 @lru_cache(maxsize=64)
-def _file(path: Path, digest: str, size: int | None, is_tokens: bool, _home: Path) -> Subject:
-    tracer = OutsideTracer(own_process(), file_tracer(str(path), size, is_tokens), str(path))
-    key = file_key(digest, size)
-    subject = _Cached((*key, "tokens") if is_tokens else key, tracer)
-    subject.sequence_length = size if is_tokens else None
+def _file(path: Path, key: ModelKey, is_tokens: bool, _home: Path) -> Subject:
+    tracer = file_tracer(str(path), key.input_size, is_tokens)
+    subject = _Cached(key, OutsideTracer(own_process(), tracer, str(path)))
+    subject.sequence_length = key.input_size if is_tokens else None
     subject.name = str(path)
     subject.identity = (subject.identity, subject.name)
     return subject
 
 
 @lru_cache(maxsize=256)
-def _known(key: tuple[object, ...], _home: Path) -> Subject:
+def _known(key: ModelKey, _home: Path) -> Subject:
     return _Cached(key, None)

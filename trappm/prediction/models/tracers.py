@@ -2,13 +2,12 @@
 
 A file of unknown origin is traced in a fork of a warm process with limits of time and memory,
 without this process's environment and in an empty folder. So is every model that a server has no
-profile of. The result is bytes: a profile, a step, or one line about what is wrong.
+profile of. The result is the bytes of a trace, or one line about what is wrong.
 """
 
 from __future__ import annotations
 
 import base64
-import json
 import os
 import resource
 import tempfile
@@ -18,45 +17,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from itertools import chain
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
+from typing import Any, ClassVar, Protocol
 
-import numpy as np
-
-from trappm.prediction.models.profile_cache import profile_from_bytes, profile_to_bytes
 from trappm.profiler import errors
-from trappm.profiler.errors import (
-    BatchOrderError,
-    InputError,
-    ModelFileError,
-    TrappmError,
-    UnevenSizesError,
-    UnsupportedModelError,
-    one_line,
-)
+from trappm.profiler.errors import InputError, ModelFileError, TrappmError, one_line
 from trappm.profiler.extensions import extension_modules
-from trappm.profiler.files.untrusted import pack, unpack
 from trappm.profiler.host.forks import ForkServer, ForkServerError
-from trappm.profiler.records import (
-    Execution,
-    MemoryFormat,
-    Optimizer,
-    Phase,
-    Precision,
-    StepSettings,
-)
-from trappm.profiler.records.allocations import Origin, Allocations
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from trappm.profiler.models.model_input import Inputs
-    from trappm.profiler.records.trace import StaticProfile, StepProfile
-    from trappm.profiler.tracing.tracer import StepOptions
+from trappm.profiler.records import Execution, MemoryFormat, Phase, Precision
+from trappm.profiler.records.trace import Trace, TraceSettings
 
 _FOR_TRACES = (
-    "torch._dynamo", "trappm.prediction.models.tracers", "trappm.profiler.static_profile",
-    "trappm.profiler.records.trace",
-)  # fmt: skip
+    "torch._dynamo",
+    "trappm.prediction.models.tracers",
+    "trappm.profiler.trace",
+)
 """Modules that the warm process imports to trace, in addition to those of extensions."""
 FOR_NAMES = ("trappm.profiler.models.zoo",)
 
@@ -77,125 +51,13 @@ class TracingTimeoutError(ModelFileError):
     """A trace took too long and was ended."""
 
 
-class TracedStep(NamedTuple):
-    """Allocations of a step, and their origins."""
-
-    trace: Allocations
-    origins: Sequence[Origin]
-    """Origin of each block of the trace."""
-    only_batch: int | None
-    """The only batch size that the trace holds for, if there is only one."""
-    reason: str
-    """Reason why there is only one."""
-    by_values: bool = False
-    """True if the step was run on the example, as its operators depend on values."""
-
-    def to_bytes(self) -> bytes:
-        """Return the step as a compressed archive."""
-        arrays = {name: np.asarray(getattr(self.trace, name)) for name in _ARRAYS}
-        rest = json.dumps([self.origins, self.only_batch, self.reason, self.by_values]).encode()
-        return pack({**arrays, "rest": np.frombuffer(rest, dtype=np.uint8)})
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Self:
-        """Return the step that `to_bytes` wrote."""
-        arrays = unpack(data)
-        origins, *rest = json.loads(arrays.pop("rest").tobytes())
-        sizes = arrays.pop("batch_sizes").tolist()
-        trace = Allocations(batch_sizes=tuple(sizes), **arrays)
-        return cls(trace, [Origin(*origin) for origin in origins], *rest)
-
-
-_ARRAYS = (
-    "kinds", "blocks", "sizes", "gradients", "parameter_bytes", "parameter_places", "buffer_bytes",
-    "batch_sizes",
-)  # fmt: skip
-
-
-def traced_step(
-    module: nn.Module,
-    inputs: Inputs,
-    options: StepOptions,
-    phase: Phase,
-    batch_size: int,
-    only_because: str = "",
-    original: nn.Module | None = None,
-    *,
-    is_named: bool = False,
-) -> TracedStep:
-    """Trace a step for all batch sizes, or for a single one if it is not linear in the batch size.
-
-    A step whose operators depend on values is run on the values of an original on the CPU.
-
-    Args:
-        module: On the meta device.
-        inputs: Inputs of the module.
-        options: Precision, memory format and loss.
-        phase: Training or inference.
-        batch_size: The single one.
-        only_because: Why no other one can be traced, if that is known.
-        original: The module with values that `module` is a copy of, if there is one.
-        is_named: Whether the model is a library's.
-
-    Raises:
-        TrappmError: It cannot be traced at that batch size either.
-    """
-    from trappm.profiler.models.on_meta import on_meta
-    from trappm.profiler.tracing.tracer import Tracer
-
-    reason = only_because
-    try:
-        if not only_because:
-            tracer = Tracer(module, inputs, options, with_origins=True, is_named=is_named)
-            trace, _ = tracer.phase(phase)
-            return TracedStep(trace, tracer.origins[phase], None, "")
-    except UnevenSizesError as error:
-        reason = str(error)
-    except BatchOrderError:
-        reason = "other operators run at every batch size, as where it loops over its samples"
-    except TrappmError as error:
-        reason = (
-            f"at other batch sizes {str(error).rstrip('.')}; if the loss has labels of a fixed "
-            "batch, give them as targets=labels"
-        )
-    tracer = Tracer(module, inputs, options, (batch_size, batch_size), with_origins=True)
-    by_values = False
-    try:
-        trace, _ = tracer.phase(phase)
-    except UnsupportedModelError:
-        if original is None:
-            raise
-        by_values, reason = True, "its operators depend on the values of its inputs"
-        module = on_meta(original, None, options.memory_format, options.precision)
-        tracer = Tracer(
-            module, inputs, options, (batch_size, batch_size), with_origins=True, original=original
-        )
-        trace, _ = tracer.phase(phase)
-    return TracedStep(trace, tracer.origins[phase], batch_size, reason, by_values)
-
-
 class StepTracer(Protocol):
-    """Traces one model; every method raises TrappmError if the model cannot be read or traced."""
+    """Traces the steps of one model."""
 
-    def profile(self) -> tuple[str, StaticProfile]:
-        """Return the model's name and profile."""
-
-    def step(self, settings: StepSettings, batch_size: int | None) -> StepProfile:
-        """Trace the steps; `batch_size` is the only one of a file that has one, else None."""
-
-    def traced_step(self, settings: StepSettings, phase: Phase, batch_size: int) -> TracedStep:
-        """Trace one step with the origins of its tensors."""
-
-
-def step_options(settings: StepSettings) -> StepOptions:
-    """Return how the tracer runs a step in these settings."""
-    from trappm.profiler.tracing.tracer import StepOptions
-
-    return StepOptions(
-        precision=settings.precision,
-        memory_format=settings.memory_format,
-        is_compiled=settings.execution is Execution.COMPILE,
-    )
+    def trace(
+        self, settings: TraceSettings, phase: Phase, batch_size: int | None, with_origins: bool
+    ) -> Trace:
+        """Return a step; the arguments and errors are those of `profiler.trace.trace`."""
 
 
 @dataclass(frozen=True)
@@ -212,34 +74,16 @@ class LocalTracer(StepTracer):
 class NameTracer(LocalTracer):
     """Tracer of an architecture by its name, in this process."""
 
-    def profile(self) -> tuple[str, StaticProfile]:
-        from trappm.profiler.static_profile import static_profile
-
-        name, input_size = self._named()
-        return name, static_profile(name, input_size)
-
-    def step(self, settings: StepSettings, batch_size: int | None) -> StepProfile:
-        from trappm.profiler.static_profile import step_profile
-
-        return step_profile(*self._named(), step_options(settings))
-
-    def traced_step(self, settings: StepSettings, phase: Phase, batch_size: int) -> TracedStep:
-        from trappm.profiler.models.on_meta import on_meta
+    def trace(
+        self, settings: TraceSettings, phase: Phase, batch_size: int | None, with_origins: bool
+    ) -> Trace:
         from trappm.profiler.models.sources import source_of
+        from trappm.profiler.trace import trace
 
-        name, input_size = self._named()
-        module = on_meta(name, input_size, settings.memory_format, settings.precision)
-        inputs = source_of(name).inputs(name, input_size)
-        options = step_options(settings)
-        return traced_step(module, inputs, options, phase, batch_size, is_named=True)
-
-    def _named(self) -> tuple[str, int]:
-        """Return the architecture's current name, and the size of its input."""
-        from trappm.profiler.models.sources import source_of
-
-        source = source_of(self.model)
-        name = source.check(self.model)
-        return name, source.input_size_of(name, self.input_size)
+        size = source_of(self.model).input_size_of(self.model, self.input_size)
+        return trace(
+            self.model, size, settings, phase, batch_size=batch_size, with_origins=with_origins
+        )
 
 
 def file_tracer(path: str, input_size: int | None, is_tokens: bool = False) -> LocalTracer:
@@ -273,17 +117,11 @@ class OutsideTracer:
     until_s: float | None = None
     """Deadline of all traces, by `time.monotonic`; None for one of its own per trace."""
 
-    def profile(self) -> tuple[str, StaticProfile]:
-        return profile_from_bytes(self.process.trace(self, "profile"))
-
-    def step(self, settings: StepSettings, batch_size: int | None) -> StepProfile:
-        from trappm.profiler.records.trace import StepProfile
-
-        return StepProfile.from_bytes(self.process.trace(self, "step", settings, batch_size))
-
-    def traced_step(self, settings: StepSettings, phase: Phase, batch_size: int) -> TracedStep:
-        data = self.process.trace(self, "traced_step", settings, phase, batch_size)
-        return TracedStep.from_bytes(data)
+    def trace(
+        self, settings: TraceSettings, phase: Phase, batch_size: int | None, with_origins: bool
+    ) -> Trace:
+        data = self.process.trace(self, settings, phase, batch_size, with_origins)
+        return Trace.from_bytes(data)
 
 
 class TracingProcess:
@@ -323,13 +161,12 @@ class TracingProcess:
         """End the process with its current trace; the next trace starts it again."""
         self._server.stop()
 
-    def trace(self, outside: OutsideTracer, what: str, *arguments: object) -> bytes:
-        """Run a method of an inner tracer in a fork, and return its result as bytes.
+    def trace(self, outside: OutsideTracer, *arguments: object) -> bytes:
+        """Run an inner tracer in a fork, and return its trace as bytes.
 
         Args:
             outside: The inner tracer, with the model's name and the deadline.
-            what: Name of the method.
-            arguments: Arguments of the method, which JSON can hold.
+            arguments: Arguments of `StepTracer.trace`.
 
         Raises:
             TracingTimeoutError: It took too long, and was ended.
@@ -343,13 +180,13 @@ class TracingProcess:
 
             self._server.start()
             try:
-                return self._trace(outside, what, arguments)
+                return self._trace(outside, arguments)
             except BaseException as error:
                 if isinstance(error, ForkServerError) or not isinstance(error, TrappmError):
                     self._server.stop()  # its next message would not be about the next model
                 raise
 
-    def _trace(self, outside: OutsideTracer, what: str, arguments: Sequence[object]) -> bytes:
+    def _trace(self, outside: OutsideTracer, arguments: Sequence[object]) -> bytes:
         tracer, name = outside.inner, outside.name
         until_s = outside.until_s or time.monotonic() + self._timeout_s
         memory_bytes = self._memory_mib << 20
@@ -360,7 +197,6 @@ class TracingProcess:
         message = {
             "kind": f"{type(tracer).__module__}:{type(tracer).__name__}",
             "tracer": asdict(tracer),
-            "what": what,
             "arguments": arguments,
             "memory_bytes": memory_bytes,
             "cpu_s": int(self._timeout_s) + 1,
@@ -403,7 +239,7 @@ def own_process() -> TracingProcess:
 
 
 def trace_confined(message: Mapping[str, Any], send: Callable[[Mapping[str, Any]], None]) -> None:
-    """Run the method of a tracer in a confined process, and send the result."""
+    """Run a tracer in a confined process, and send the trace."""
     import torch
 
     confine(message["memory_bytes"], message["cpu_s"])
@@ -444,13 +280,8 @@ def confine(memory_bytes: int, cpu_s: int) -> None:
 def _result(message: Mapping[str, Any]) -> bytes:
     module, _, kind = message["kind"].partition(":")
     tracer: LocalTracer = getattr(import_module(module), kind)(**message["tracer"])
-    if message["what"] == "profile":
-        return profile_to_bytes(*tracer.profile())
-    (precision, layout, optimizer, execution), *rest = message["arguments"]  # plain strings
-    settings = StepSettings(
-        Precision(precision), MemoryFormat(layout), Optimizer(optimizer), Execution(execution)
+    (precision, layout, execution, fused), phase, batch_size, with_origins = message["arguments"]
+    settings = TraceSettings(
+        Precision(precision), MemoryFormat(layout), Execution(execution), fused
     )
-    if message["what"] == "step":
-        return tracer.step(settings, rest[0]).to_bytes()
-    phase, batch_size = rest
-    return tracer.traced_step(settings, Phase(phase), batch_size).to_bytes()
+    return tracer.trace(settings, Phase(phase), batch_size, with_origins).to_bytes()

@@ -1,4 +1,4 @@
-"""The static profile of an ONNX file: that of a module rebuilt from it.
+"""The traced step of an ONNX file: that of a module rebuilt from it.
 
 A model by its name and as a file have the same graph, except for the differences in
 docs/research/static_profile.md.
@@ -17,10 +17,9 @@ from trappm.extensions.onnx.module import RebuiltModule
 from trappm.extensions.onnx.opening import input_shapes, load_checked
 from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.models.model_input import Inputs
-from trappm.profiler.records import GraphTemplate
-from trappm.profiler.records.trace import StaticProfile, StepSource
-from trappm.profiler.records.allocations import TRACED_BATCH_SIZES
-from trappm.profiler.static_profile import static_profile
+from trappm.profiler.records import GraphTemplate, Phase
+from trappm.profiler.records.trace import Trace, TraceSettings, TraceSource
+from trappm.profiler.trace import trace
 
 
 @dataclass(frozen=True)
@@ -30,6 +29,8 @@ class FileInputs(Inputs):
     shapes: tuple[tuple[int | None, ...], ...]
     """Shape of each; None for the batch axis."""
     dtypes: tuple[torch.dtype, ...]
+    only_batch_size: int | None = None
+    """None if the file leaves the batch size open."""
 
     def tensors(self, batch_size: int) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
         shapes = [[batch_size if n is None else n for n in shape] for shape in self.shapes]
@@ -45,31 +46,35 @@ class FileInputs(Inputs):
         )
 
 
-def file_profile(
-    path: Path, input_size: int | None = None, *, is_tokens: bool = False
-) -> StaticProfile:
-    """Return the static profile of an ONNX file: that of a module rebuilt from it.
+def file_trace(
+    path: Path,
+    input_size: int | None = None,
+    settings: TraceSettings = TraceSettings(),  # noqa: B008  (it cannot change)
+    phase: Phase = Phase.TRAIN,
+    *,
+    is_tokens: bool = False,
+    batch_size: int | None = None,
+    with_origins: bool = False,
+) -> Trace:
+    """Return a step of the module that an ONNX file describes.
 
-    A file with a fixed batch size has a graph and a step for that one only.
+    Of a file with a fixed batch size, the step is that of this one only.
 
     Raises:
-        ModelFileError, InputError, UnsupportedModelError: As `rebuilt`, and as `graph_template`.
+        ModelFileError, InputError, UnsupportedModelError: As `rebuilt` and `profiler.trace.trace`.
     """
-    module, sample, batch_size = rebuilt(path, input_size, is_tokens=is_tokens)
-    batch_sizes = TRACED_BATCH_SIZES if batch_size is None else (batch_size, batch_size)
-    profile = static_profile(module, sample, batch_sizes=batch_sizes)
-    if profile.step is None:
-        return profile
-    remark = _remark(profile.graph, module.restored_norms)
-    return replace(profile, step_source=StepSource.REBUILT, step_remark=remark)
+    module, inputs = rebuilt(path, input_size, is_tokens=is_tokens)
+    made = trace(module, inputs, settings, phase, batch_size=batch_size, with_origins=with_origins)
+    if made.allocations is None or made.graph is None:
+        return made
+    remark = _remark(made.graph, module.restored_norms)
+    return replace(made, source=TraceSource.REBUILT, remark=remark)
 
 
 def rebuilt(
     path: Path, input_size: int | None = None, *, is_tokens: bool = False
-) -> tuple[RebuiltModule, Inputs, int | None]:
-    """Return a module rebuilt from an ONNX file, its inputs, and its batch size.
-
-    The batch size is None if the file leaves it open.
+) -> tuple[RebuiltModule, FileInputs]:
+    """Return a module rebuilt from an ONNX file, and its inputs.
 
     Args:
         path: The file.
@@ -87,7 +92,7 @@ def rebuilt(
     except UnsupportedModelError as error:
         raise UnsupportedModelError(f"{path}: {error}") from error
     shapes, batch_size = input_shapes(path, model, input_size, is_tokens=is_tokens)
-    return module, FileInputs(tuple(shapes), module.input_types), batch_size
+    return module, FileInputs(tuple(shapes), module.input_types, batch_size)
 
 
 def _remark(graph: GraphTemplate, restored_norms: int) -> str | None:
