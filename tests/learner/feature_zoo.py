@@ -1,15 +1,17 @@
 """Small networks that together have every kind of kernel, convolution and operator."""
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from trappm.learner.workload import Workload
-from trappm.profiler.records import MemoryFormat, Optimizer, Phase, Precision
+from trappm.profiler.records import MemoryFormat, Optimizer, Phase, Precision, StepSettings
 from trappm.profiler.records.allocations import ConvolutionKind
-from trappm.profiler.static_profile import kernel_profile, static_profile
+from trappm.profiler.records.trace import TraceSettings
+from trappm.profiler.trace import trace
 
 INPUT_SIZE = 32
 BATCH_SIZE = 8
@@ -93,16 +95,21 @@ def one_convolution(kind: ConvolutionKind) -> nn.Module:
 
 def in_all_settings(module: nn.Module) -> list[Workload]:
     """Return training and inference in fp32, and training in mixed precision and channels-last."""
-    profile = static_profile(module, INPUT_SIZE)
-    assert profile.step is not None
-    plain = Workload(
-        graph=profile.graph.at(BATCH_SIZE), step=profile.step, kernels=profile.step.kernels
-    )
-    mixed = {"precision": Precision.AMP_FP16, "memory_format": MemoryFormat.CHANNELS_LAST}
-    kernels = kernel_profile(module, INPUT_SIZE, **mixed)
+
+    def workload(phase: Phase, **how: Any) -> Workload:
+        settings = StepSettings(**how)
+        traced = trace(module, INPUT_SIZE, TraceSettings.of(settings), phase)
+        return Workload.of(traced, settings, batch_size=BATCH_SIZE, with_kernels=True)
+
+    plain = workload(Phase.TRAIN)
     return [
         plain,
-        replace(plain, phase=Phase.INFER),
-        replace(plain, optimizer=Optimizer.ADAM, kernels=kernels, **mixed),
+        workload(Phase.INFER),
+        workload(
+            Phase.TRAIN,
+            precision=Precision.AMP_FP16,
+            memory_format=MemoryFormat.CHANNELS_LAST,
+            optimizer=Optimizer.ADAM,
+        ),
         replace(plain, optimizer=Optimizer.MOMENTUM),
     ]

@@ -1,18 +1,20 @@
 """Workloads of made-up kernels, without a model."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
 from trappm.learner.physics.kernel_times import group_rows
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
-from trappm.profiler.records import Graph, MemoryFormat, Precision
+from trappm.profiler.records import Graph, MemoryFormat, Phase, Precision
 from trappm.profiler.records.kernels import (
     KernelKind,
-    KernelProfile,
     KernelTable,
     Pass,
     Size,
+    StepKernels,
 )
 
 
@@ -43,15 +45,23 @@ def table(rows):
 
 
 def workload(rows, batch_size=32, parameters=10**6):
-    profile = KernelProfile(
-        train=table(rows),
-        infer=table([r for r in rows if r[1] == Pass.FORWARD]),
+    kernels = StepKernels(
+        table=table(rows),
         parameter_tensors=20,
         parameters=parameters,
         precision=Precision.AMP_FP16,
         memory_format=MemoryFormat.CONTIGUOUS,
     )
-    return Workload(graph=Graph.empty(batch_size), precision=Precision.AMP_FP16, kernels=profile)
+    return Workload(graph=Graph.empty(batch_size), precision=Precision.AMP_FP16, kernels=kernels)
+
+
+def inference(workload):
+    """The forward pass of a training step."""
+    rows = workload.kernels.table
+    forward = rows.passes == Pass.FORWARD
+    columns = {name: column[forward] for name, column in vars(rows).items()}
+    kernels = replace(workload.kernels, table=KernelTable(**columns))
+    return replace(workload, phase=Phase.INFER, kernels=kernels)
 
 
 def network(random):

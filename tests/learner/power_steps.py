@@ -10,8 +10,8 @@ from trappm.learner.physics.power.power_prior import CONSTANTS
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
 from trappm.profiler.devices.catalogue import card_of
-from trappm.profiler.records import Graph
-from trappm.profiler.static_profile import kernel_profile
+from trappm.profiler.records import Graph, Phase
+from trappm.profiler.trace import trace
 
 CARD = "v100 pcie 32gb"
 PRIOR = StepTimePrior(spec_of(CARD))
@@ -19,15 +19,15 @@ NAMES = ("test_resnet", "test_vit", "resnet18")
 
 
 @cache
-def traced_profiles():
-    return [kernel_profile(name, 160) for name in NAMES]
+def traces(phase=Phase.TRAIN):
+    return [trace(name, 160, phase=phase) for name in NAMES]
 
 
 @cache
-def traced_workloads():
+def traced_workloads(phase=Phase.TRAIN):
     return [
-        Workload(graph=Graph.empty(batch), kernels=profile)
-        for profile in traced_profiles()
+        Workload(graph=Graph.empty(batch), kernels=traced.kernels, phase=phase)
+        for traced in traces(phase)
         for batch in (1, 16, 128)
     ]
 

@@ -25,8 +25,7 @@ from trappm.learner.physics.devices.known_devices import known_devices
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
-from trappm.profiler.records import MemoryFormat, Precision
-from trappm.profiler.static_profile import graph_template, kernel_profile
+from trappm.profiler.trace import trace
 
 EVERY = list(STRATEGIES)
 
@@ -386,7 +385,6 @@ def test_the_pool_posterior_agrees_with_the_matrix_inverse(seed):
 # What is known of a pool before labels, with kernels, without, and with those of a part of it.
 
 
-SETTINGS = {"precision": Precision.FP32, "memory_format": MemoryFormat.CONTIGUOUS}
 ARCHITECTURES = ("test_resnet", "test_vit", "test_efficientnet")
 
 
@@ -394,10 +392,9 @@ ARCHITECTURES = ("test_resnet", "test_vit", "test_efficientnet")
 def traced():
     workloads_with_kernels = []
     for name in ARCHITECTURES:
-        template = graph_template(name, 64)
-        kernels = kernel_profile(name, 64, fused_attention=True, **SETTINGS)
+        traced = trace(name, 64)
         workloads_with_kernels += [
-            Workload(graph=template.at(batch), kernels=kernels, **SETTINGS) for batch in (1, 8, 64)
+            Workload(graph=traced.graph.at(batch), kernels=traced.kernels) for batch in (1, 8, 64)
         ]
     return workloads_with_kernels
 

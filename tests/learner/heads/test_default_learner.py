@@ -28,7 +28,7 @@ def measured_ms(workload, random):
     much of it normalizes and copies, as if kernels ran side by side and a cache were shared. The
     prior is a sum over kernels and has no such interaction.
     """
-    kernels = workload.kernels.at(workload.batch_size, workload.phase)
+    kernels = workload.kernels.at(workload.batch_size)
     table, sizes = kernels.table, kernels.sizes
     bytes_ = sizes[:, Size.READ_BYTES] + sizes[:, Size.WRITTEN_BYTES]
     kinds = [KernelKind(kind) for kind in table.kinds]

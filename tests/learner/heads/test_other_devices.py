@@ -1,5 +1,7 @@
 """Cards that nobody has labelled are answered for by what is known of all, and said to be."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 
@@ -10,9 +12,9 @@ from trappm.learner.heads.predictions import TrainedHeads
 from trappm.learner.workload import Workload
 from trappm.prediction.fitting import MemoryInterval, Verdict
 from trappm.profiler.devices.catalogue import memory_mib
-from trappm.profiler.records import Optimizer, Phase, Precision
-from trappm.profiler.static_profile import static_profile, step_profile
-from trappm.profiler.tracing.tracer import StepOptions
+from trappm.profiler.records import Optimizer, Phase, Precision, StepSettings
+from trappm.profiler.records.trace import TraceSettings
+from trappm.profiler.trace import trace
 
 
 @pytest.fixture(scope="module")
@@ -20,16 +22,10 @@ def others():
     return known_of_others()[0]
 
 
-@pytest.fixture(scope="module")
-def profile():
-    return static_profile("resnet18", 224)
-
-
-def workload_of(profile, phase=Phase.TRAIN, batch_size=32):
-    return Workload(
-        graph=profile.graph.at(batch_size), phase=phase, step=profile.step,
-        kernels=profile.step.kernels,
-    )  # fmt: skip
+@cache
+def resnet18(phase=Phase.TRAIN, batch_size=32):
+    traced = trace("resnet18", 224, phase=phase)
+    return Workload.of(traced, StepSettings(), batch_size=batch_size, with_kernels=True)
 
 
 def medians(others, device, workload):
@@ -42,16 +38,16 @@ def medians(others, device, workload):
 
 @pytest.mark.parametrize("phase", list(Phase))
 @pytest.mark.parametrize("device", ["t4", "l4", "rtx2060", "rtx-4060-ti", "h100", "v100-32gb"])
-def test_every_gpu_of_the_catalogue_has_time_and_memory(others, profile, device, phase):
-    answer = medians(others, device, workload_of(profile, phase))
+def test_every_gpu_of_the_catalogue_has_time_and_memory(others, device, phase):
+    answer = medians(others, device, resnet18(phase))
     assert set(answer) == {"step_time_ms", "memory_mib"}
-    simulated = profile.step.memory(32, phase=phase)
+    simulated = resnet18(phase).trace.memory(32)
     assert simulated.reserved_mib < answer["memory_mib"] < simulated.reserved_mib + 2000
 
 
-def test_faster_gpus_have_shorter_steps(others, profile):
+def test_faster_gpus_have_shorter_steps(others):
     times = [
-        medians(others, device, workload_of(profile, batch_size=64))["step_time_ms"]
+        medians(others, device, resnet18(batch_size=64))["step_time_ms"]
         for device in ("gtx-1650", "t4", "v100", "h100")
     ]
     assert times == sorted(times, reverse=True)
@@ -81,10 +77,10 @@ def test_measured_steps_narrow_the_interval(others, phase):
     assert widths[Basis.STEPS] < min(widths[Basis.KERNELS], widths[Basis.SPECIFICATION])
 
 
-def test_other_devices_are_restored_from_tensors(others, profile):
+def test_other_devices_are_restored_from_tensors(others):
     again = OtherDevices.from_tensors(others.tensors())
     for device in ("t4", "rtx-2060"):
-        first, second = (medians(o, device, workload_of(profile)) for o in (others, again))
+        first, second = (medians(o, device, resnet18()) for o in (others, again))
         assert first == second
 
 
@@ -144,13 +140,9 @@ def test_batch_sizes_of_published_v100_runs_fit(others, precision, batch_size):
 
     They are at the edge: 125 and 245 fit by the upper bound, and the answer is "may not fit".
     """
-    step = step_profile("resnet50", 224, StepOptions(precision=precision))
-    workload = Workload(
-        graph=static_profile("resnet50", 224).graph.at(batch_size),
-        precision=precision,
-        optimizer=Optimizer.MOMENTUM,
-        step=step,
-    )
+    settings = StepSettings(precision=precision, optimizer=Optimizer.MOMENTUM)
+    step = trace("resnet50", 224, TraceSettings.of(settings))
+    workload = Workload.of(step, settings, batch_size=batch_size, with_kernels=False)
     heads = others.heads("v100-16gb", Phase.TRAIN).heads
     capacity_mib = memory_mib("v100-16gb")
     assert heads.out_of_memory([workload], capacity_mib)[0] < 0.1

@@ -15,8 +15,8 @@ from trappm.learner.physics.device_specs import spec_of
 from trappm.learner.physics.graph_prior import GraphPrior
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
-from trappm.profiler.records import METRICS, Graph, MemoryFormat, Precision
-from trappm.profiler.static_profile import static_profile
+from trappm.profiler.records import METRICS, Graph
+from trappm.profiler.trace import trace
 
 MODELS = (
     "test_resnet", "test_vit", "test_convnext", "test_efficientnet", "mobilenetv2_035", "resnet10t",
@@ -30,11 +30,10 @@ def labelled():
     """Training steps of small models at four batch sizes, and the names of the models."""
     workloads, names = [], []
     for name in MODELS:
-        profile = static_profile(name, 64)
-        kernels = profile.step.kernels_in(Precision.FP32, MemoryFormat.CONTIGUOUS)
+        step = trace(name, 64)
         for batch_size in (2, 4, 8, 16):
-            graph = profile.graph.at(batch_size)
-            workloads.append(Workload(graph=graph, step=profile.step, kernels=kernels))
+            graph = step.graph.at(batch_size)
+            workloads.append(Workload(graph=graph, trace=step, kernels=step.kernels))
             names.append(name)
     return workloads, names
 

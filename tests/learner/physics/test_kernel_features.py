@@ -21,15 +21,15 @@ from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.snapshots.snapshot import FEATURE_VERSIONS as VERSIONS
 from trappm.learner.workload import Workload
 from trappm.profiler.records import Graph, MemoryFormat, Phase, Precision
+from trappm.profiler.records.allocations import Allocations, ConvolutionKind, Event
 from trappm.profiler.records.kernels import (
     KernelKind,
-    KernelProfile,
     KernelTable,
     Pass,
     Size,
+    StepKernels,
 )
-from trappm.profiler.records.trace import SavedBytes, StepProfile
-from trappm.profiler.records.allocations import ConvolutionKind, Event, Allocations
+from trappm.profiler.records.trace import SavedBytes, Trace
 
 torch.set_num_threads(1)
 
@@ -83,14 +83,11 @@ def single_kernels(zoo):
     """Workloads of a single kernel, with the kind and pass of it."""
     steps = {id(w.kernels): w for w in zoo if w.phase is Phase.TRAIN}
     for workload in steps.values():
-        table = workload.kernels.table(workload.phase)
+        table = workload.kernels.table
         for row in range(len(table)):
             columns = {name: getattr(table, name)[row : row + 1] for name in vars(table)}
             table_alone = KernelTable(**columns)
-            alone = replace(
-                workload.kernels, train=table_alone, infer=table_alone, parameters=0,
-                parameter_tensors=0,
-            )  # fmt: skip
+            alone = replace(workload.kernels, table=table_alone, parameters=0, parameter_tensors=0)
             kind, which = KernelKind(table.kinds[row]), Pass(table.passes[row])
             yield replace(workload, kernels=alone), kind, which
 
@@ -177,9 +174,8 @@ def made_up_workload(graph: Graph) -> Workload:
         strides=strides.astype(np.int32),
         pixels=np.full(count, 196, dtype=np.int32),
     )
-    kernels = KernelProfile(
-        train=table,
-        infer=table,
+    kernels = StepKernels(
+        table=table,
         parameter_tensors=20,
         parameters=10**6,
         precision=Precision.AMP_FP16,
@@ -194,7 +190,7 @@ def made_up_workload(graph: Graph) -> Workload:
         *((Event.WORKSPACE, kind, 10**6 * (kind + 2)) for kind in range(SCRATCH_KINDS)),
     ]
     kind, blocks, event_sizes = np.array(events).T
-    trace = Allocations(
+    allocations = Allocations(
         kinds=kind.astype(np.int8),
         blocks=blocks.astype(np.int32),
         sizes=np.stack([event_sizes, 4 * event_sizes], axis=1),
@@ -203,15 +199,14 @@ def made_up_workload(graph: Graph) -> Workload:
         parameter_places=np.arange(2),
         buffer_bytes=np.array([4_000]),
     )
-    step = StepProfile(
-        trace=trace,
-        infer_trace=trace,
-        saved_bytes=SavedBytes(0, 10**6),
-        trainable_parameters=10**6,
-        frozen_parameters=0,
+    trace = Trace(
+        phase=Phase.TRAIN,
+        graph=None,
+        allocations=allocations,
         kernels=kernels,
+        saved_bytes=SavedBytes(0, 10**6),
     )
-    return Workload(graph=graph, step=step, kernels=kernels)
+    return Workload(graph=graph, trace=trace, kernels=kernels)
 
 
 @pytest.mark.parametrize("part", PRIORS)

@@ -15,9 +15,9 @@ from trappm.learner.physics.memory_prior import PROCESS_MIB, MemoryPrior
 from trappm.learner.physics.step_memory import step_memory
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
-from trappm.profiler.records import Phase
 from trappm.profiler.memory.training_loop import Loop
-from trappm.profiler.static_profile import static_profile
+from trappm.profiler.records import Phase
+from trappm.profiler.trace import trace
 
 NAMES = ("test_resnet", "test_vit", "test_convnext", "test_efficientnet", "test_mambaout")
 
@@ -27,9 +27,9 @@ def traced():
     """Real workloads, three batch sizes each, and their architectures."""
     workloads, names = [], []
     for name in NAMES:
-        profile = static_profile(name, 96)
+        step = trace(name, 96)
         for batch_size in (8, 64, 256):
-            workloads.append(Workload(graph=profile.graph.at(batch_size), step=profile.step))
+            workloads.append(Workload(graph=step.graph.at(batch_size), trace=step))
             names.append(name)
     return workloads, names
 
@@ -38,7 +38,7 @@ def test_unlabelled_memory_is_process_plus_simulation(traced):
     workloads, _ = traced
     predicted = np.exp(MemoryPrior().log_values(workloads))
     for mib, workload in zip(predicted, workloads, strict=True):
-        simulated = workload.step.memory(workload.batch_size)
+        simulated = workload.trace.memory(workload.batch_size)
         assert PROCESS_MIB + simulated.live_mib <= mib * 1.0001
         more = max(simulated.reserved_mib, simulated.reserved_with_workspace_mib)
         assert mib < PROCESS_MIB + more * 1.0001
@@ -48,7 +48,7 @@ def test_unlabelled_memory_is_process_plus_simulation(traced):
 def test_the_prior_agrees_with_the_simulation_in_both_loops(traced, loop):
     for workload in traced[0]:
         actual = step_memory(workload, loop)
-        simulated = workload.step.memory(workload.batch_size, loop=loop)
+        simulated = workload.trace.memory(workload.batch_size, loop=loop)
         assert actual.live_mib == pytest.approx(simulated.live_mib)
         total = actual.live_mib + actual.fragments_mib + actual.scratch_mib
         assert total == pytest.approx(simulated.reserved_with_workspace_mib)

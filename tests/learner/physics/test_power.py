@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from power_steps import NAMES, PRIOR, steps_of, traced_profiles, traced_workloads
+from power_steps import PRIOR, steps_of, traced_workloads, traces
 
 from trappm.learner.heads.device_heads import heads_from_tensors, train_heads
 from trappm.learner.paper.presets import LAPTOP
@@ -16,12 +16,8 @@ from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Graph, Phase, Precision
-from trappm.profiler.static_profile import graph_template, kernel_profile
-
-
-@pytest.fixture(scope="module")
-def profiles():
-    return traced_profiles()
+from trappm.profiler.records.trace import TraceSettings
+from trappm.profiler.trace import trace
 
 
 @pytest.fixture(scope="module")
@@ -29,11 +25,7 @@ def workloads():
     return traced_workloads()
 
 
-def graphs():
-    return [graph_template(name, 160) for name in NAMES]
-
-
-def test_loads_are_those_of_the_kernels(workloads, profiles):
+def test_loads_are_those_of_the_kernels(workloads):
     loads = loads_of(workloads, PRIOR)
     for row, workload in enumerate(workloads):
         kernels = workload.kernels.at(workload.batch_size)
@@ -43,25 +35,24 @@ def test_loads_are_those_of_the_kernels(workloads, profiles):
         assert loads.operations[row].sum() == pytest.approx(flops, rel=1e-6)
         assert 0 < loads.bytes[row] < touched + 40 * workload.kernels.parameters
     assert np.all(loads.launch_ms <= loads.device_ms)
-    half = replace(
-        workloads[0], kernels=kernel_profile("test_resnet", 160, precision=Precision.AMP_FP16)
-    )
+    mixed = trace("test_resnet", 160, TraceSettings(precision=Precision.AMP_FP16))
+    half = replace(workloads[0], kernels=mixed.kernels)
     assert loads_of([half], PRIOR).operations[0, 1] > 0 == loads.operations[0, 1]
-    infers = [replace(workload, phase=Phase.INFER) for workload in workloads]
+    infers = traced_workloads(Phase.INFER)
     assert np.all(loads_of(infers, PRIOR).operations.sum(1) < 0.5 * loads.operations.sum(1))
     with pytest.raises(InputError, match="without kernels"):
         loads_of([Workload(graph=Graph.empty(1))], PRIOR)
 
 
 @pytest.mark.extension("power_limits")
-def test_campaign_heads_learn_power_from_kernels_and_step_times(profiles):
+def test_campaign_heads_learn_power_from_kernels_and_step_times():
     """On a slow host small steps wait and draw little, which nothing but kernels and times tell."""
     random = np.random.default_rng(0)
     rows = [
-        Workload(graph=profile.at(batch), kernels=kernels, phase=phase)
-        for profile, kernels in zip(graphs(), profiles, strict=True)
+        Workload(graph=traced.graph.at(batch), kernels=traced.kernels, phase=traced.phase)
+        for both in zip(*map(traces, Phase), strict=True)
         for batch in (1, 2, 4, 8, 16, 32, 64, 128)
-        for phase in Phase
+        for traced in both
     ]
     groups = [str(i // 16) for i in range(len(rows))]
     spec = replace(PRIOR.spec, dispatch_us=40.0)
@@ -91,13 +82,15 @@ def test_campaign_heads_learn_power_from_kernels_and_step_times(profiles):
 
 
 @pytest.mark.parametrize(("untraced", "kind"), [(2, StepTimePrior), (4, GraphPrior)])
-def test_step_time_uses_kernels_if_most_labels_have_them(profiles, untraced, kind):
+def test_step_time_uses_kernels_if_most_labels_have_them(untraced, kind):
     rows = [
-        Workload(graph=profile.at(batch), kernels=kernels if place >= untraced else None)
-        for profile, kernels in zip(graphs(), profiles, strict=True)
+        Workload(
+            graph=traced.graph.at(batch), kernels=traced.kernels if place >= untraced else None
+        )
+        for traced in traces()
         for place, batch in enumerate((1, 2, 4, 8, 16, 32))
     ]
-    known = [replace(w, kernels=profiles[i // 6]) for i, w in enumerate(rows)]
+    known = [replace(w, kernels=traces()[i // 6].kernels) for i, w in enumerate(rows)]
     targets = np.full((len(rows), 3), np.nan)
     targets[:, 0] = np.exp(PRIOR.log_values(known))
     heads = train_heads(

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_samples import ROWS, error, moved, networks, workload
+from kernel_samples import ROWS, error, inference, moved, networks, workload
 
 from trappm.learner.physics.device_specs import CPU, known_spec, spec_of
 from trappm.learner.physics.devices.known_devices import known_devices
@@ -16,9 +16,10 @@ from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Graph, Optimizer, Phase, Precision
-from trappm.profiler.records.step_scope import StepScope
 from trappm.profiler.records.kernels import KernelKind, Pass
-from trappm.profiler.static_profile import kernel_profile
+from trappm.profiler.records.step_scope import StepScope
+from trappm.profiler.records.trace import TraceSettings
+from trappm.profiler.trace import trace
 
 torch.set_num_threads(1)
 
@@ -50,7 +51,7 @@ def test_step_time_grows_at_most_linearly_with_the_batch(seed, factor):
 
 def test_inference_is_faster_than_training_and_adam_slower_than_sgd():
     step = networks(1)[0]
-    train, infer = StepTimePrior(A100).log_values([step, replace(step, phase=Phase.INFER)])
+    train, infer = StepTimePrior(A100).log_values([step, inference(step)])
     assert infer < train
     by_optimizer = [
         StepTimePrior(A100).log_values([replace(step, optimizer=optimizer)])[0]
@@ -190,10 +191,10 @@ def test_unlisted_devices_are_not_matched_to_similar_names(device):
         spec_of(device)
 
 
-def resnet50(precision=Precision.FP32):
-    """Of a training step at batch 32."""
-    kernels = kernel_profile("resnet50", 224, precision=precision)
-    return Workload(graph=Graph.empty(32), precision=precision, kernels=kernels)
+def resnet50(precision=Precision.FP32, phase=Phase.TRAIN):
+    """Of a step at batch 32."""
+    kernels = trace("resnet50", 224, TraceSettings(precision=precision), phase).kernels
+    return Workload(graph=Graph.empty(32), precision=precision, phase=phase, kernels=kernels)
 
 
 def test_fp32_convolutions_use_tf32_where_available():
@@ -212,7 +213,7 @@ def test_fp32_convolutions_use_tf32_where_available():
 @pytest.mark.parametrize("kind", [KernelKind.GROUPED, KernelKind.DEPTHWISE])
 def test_tensor_cores_compute_grouped_but_no_depthwise_convolutions(kind):
     step = workload([(kind, Pass.FORWARD, 100_000, 64, 576, 64)])
-    fp32 = replace(step.kernels, train=replace(step.kernels.train, half=np.zeros(1, np.bool_)))
+    fp32 = replace(step.kernels, table=replace(step.kernels.table, half=np.zeros(1, np.bool_)))
     fast, slow = (replace(A100, tf32_tflops=1e6, half_tflops=1e6), A100)
     for one in (step, replace(step, precision=Precision.FP32, kernels=fp32)):
         times = [StepTimePrior(spec).log_values([one])[0] for spec in (fast, slow)]
@@ -224,8 +225,8 @@ def test_matrix_products_and_half_precision_do_not_use_tf32():
     steps = [resnet50(Precision.AMP_FP16), *networks(5)]
     dense = [(KernelKind.LINEAR, Pass.FORWARD, 2048, 1024, 4096, 4096)]
     steps.append(replace(workload(dense), precision=Precision.FP32))
-    full = replace(steps[-1].kernels.train, half=np.zeros(1, dtype=np.bool_))
-    steps[-1] = replace(steps[-1], kernels=replace(steps[-1].kernels, train=full))
+    full = replace(steps[-1].kernels.table, half=np.zeros(1, dtype=np.bool_))
+    steps[-1] = replace(steps[-1], kernels=replace(steps[-1].kernels, table=full))
     with_tf32, without = (StepTimePrior(spec).log_values(steps) for spec in (A100, none))
     np.testing.assert_array_equal(with_tf32, without)
     moved_tf32 = StepTimePrior(A100).constants.clone()
@@ -238,7 +239,7 @@ def test_matrix_products_and_half_precision_do_not_use_tf32():
 
 def test_step_scopes_change_the_simulated_time():
     whole = resnet50()
-    infers = replace(whole, phase=Phase.INFER)
+    infers = resnet50(phase=Phase.INFER)
     prior = StepTimePrior(V100)
 
     def ms(workload, **scope):

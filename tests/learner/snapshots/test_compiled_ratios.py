@@ -14,9 +14,10 @@ from trappm.learner.physics.compiled_step import (
 )
 from trappm.learner.snapshots.compiled_ratios import compiled_ratios
 from trappm.learner.workload import CompiledPair, Workload
-from trappm.prediction.models.subjects import subject_of
 from trappm.profiler.models.families import family_of
-from trappm.profiler.records import Execution, Graph, Phase, StepSettings
+from trappm.profiler.records import Execution, Graph, Phase
+from trappm.profiler.records.trace import TraceSettings
+from trappm.profiler.trace import trace
 
 NAMES = ("resnet10t", "test_vit", "test_convnext", "test_efficientnet", "test_resnet", "test_vit2")
 STEP = CompiledStep(np.linspace(-0.4, 0.4, len(PARTS)))
@@ -27,12 +28,11 @@ def workloads():
     """Steps of each model at two batch sizes, by an id."""
     steps = {}
     for name in NAMES:
-        subject = subject_of(name, input_size=64)
         for how in Execution:
-            step = subject.step(StepSettings(execution=how))
+            step = trace(name, 64, TraceSettings(execution=how))
             for batch_size in (8, 64):
                 steps[f"{name} {batch_size} {how}"] = Workload(
-                    graph=Graph.empty(batch_size), phase=Phase.TRAIN, step=step,
+                    graph=Graph.empty(batch_size), phase=Phase.TRAIN, trace=step,
                     kernels=step.kernels,
                 )  # fmt: skip
     return steps
