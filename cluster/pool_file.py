@@ -1,4 +1,4 @@
-"""Pool files, and building pools from them: configurations with their static profiles.
+"""Pool files, and building pools from them: configurations with their traced steps.
 
 A pool file is a short YAML file that names a pool and lists its groups. Building can be stopped or
 killed at any moment and started again: what is in the store is not made twice.
@@ -6,20 +6,17 @@ killed at any moment and started again: what is in the store is not made twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from trappm.cluster.profiles import ProfiledGraph, StepCache, StepKey, TracedStep
+from trappm.cluster.profiles import Traced, steps_of
 from trappm.cluster.ray_runtime import ray_runtime
 from trappm.cluster.yaml_file import load
 from trappm.profiler.models.pool import PoolGroup, PoolSpec, build_pool
-from trappm.profiler.records import Pair
+from trappm.profiler.trace_cache import TraceCache, TraceKey
 from trappm.store import Store
-
-Watch = Callable[[int, int, ProfiledGraph | None], None]
-"""Called with static profiles done, their number in all, and the one that was made last."""
 
 
 class PoolFile(BaseModel):
@@ -40,69 +37,36 @@ def load_pool_file(path: Path) -> PoolFile:
     return load(path, PoolFile, kind="pool")
 
 
-def store_pool(store: Store, file: PoolFile) -> list[Pair]:
-    """Store a pool, and return its architectures with their input sizes.
+def store_pool(store: Store, file: PoolFile) -> list[TraceKey]:
+    """Store a pool, and return its distinct steps.
 
     Raises:
         InputError: An architecture or family that does not exist, or a pool that is too large.
     """
     configurations = build_pool(file.spec)
     store.pools.save(file.name, configurations)
-    return sorted({(c.architecture, c.input_size) for c in configurations})
+    return steps_of(configurations)
 
 
-def make_profiles(
-    store: Store,
-    pairs: Sequence[Pair],
-    *,
-    address: str | None,
-    processes: int,
-    watch: Watch,
-    retry_refused: bool = False,
-) -> None:
-    """Make the static profiles that are missing; each is stored as it is made.
+def make_traces(
+    cache: TraceCache, keys: Sequence[TraceKey], *, address: str | None = None, processes: int
+) -> Iterator[Traced]:
+    """Trace steps and keep them as they are made; yield them in the order of completion.
 
     Args:
-        store: Store of profiles and refusals.
-        pairs: Architectures with their input sizes.
+        cache: Home of the traces.
+        keys: Steps to trace, whether the cache has them or not.
         address: Address of a running Ray cluster that does the work; None: this machine.
-        processes: Number of profiles made at once on this machine.
-        watch: Called with the progress.
-        retry_refused: Try again what was refused, as a newer version may support it.
+        processes: Number of steps traced at once on this machine.
 
     Raises:
         CampaignError: The cluster cannot be reached.
     """
-    missing = store.workloads.pairs_to_profile(pairs, also_refused=retry_refused)
-    done = len(pairs) - len(missing)
-    watch(done, len(pairs), None)
-    if not missing:
-        return
-    for profile in _profiled(missing, address, processes):
-        profile.save(store)
-        done += 1
-        watch(done, len(pairs), profile)
-
-
-def make_steps(
-    cache: StepCache, keys: Sequence[StepKey], *, processes: int
-) -> Iterator[TracedStep]:
-    """Trace steps on this machine and keep them; yield them in the order of completion."""
     if not keys:
         return
-    with ray_runtime(None):
+    with ray_runtime(address):
         from trappm.cluster.profiles import trace_on_ray
 
-        for traced in trace_on_ray(keys, processes):
-            if traced.is_final:
-                cache.put(traced)
+        for traced in trace_on_ray(keys, processes if address is None else None):
+            traced.keep(cache)
             yield traced
-
-
-def _profiled(
-    pairs: Sequence[Pair], address: str | None, processes: int
-) -> Iterator[ProfiledGraph]:
-    with ray_runtime(address):
-        from trappm.cluster.profiles import profile_on_ray
-
-        yield from profile_on_ray(pairs, processes if address is None else None)

@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 from trappm.profiler.errors import CampaignError, InputError
 from trappm.profiler.records import Configuration
 from trappm.store.engine import database_time
+from trappm.store.pools import insert_configurations
 from trappm.store.records import (
     Assignment,
     AssignmentState,
@@ -42,7 +43,6 @@ from trappm.store.schema import (
     RoundRow,
 )
 from trappm.store.transactions import Repository, call_of, reading, writing
-from trappm.store.workloads import insert_configurations
 
 ENDED = frozenset({CampaignState.FINISHED, CampaignState.CANCELLED})
 """States of campaigns that never run again."""

@@ -66,9 +66,9 @@ class Home:
         return self.path / "snapshots"
 
     @property
-    def step_profiles(self) -> Path:
+    def traces(self) -> Path:
         """Cache of traced steps; it can be deleted."""
-        return self.path / "step_profiles"
+        return self.path / "traces"
 
     @property
     def campaigns(self) -> Path:

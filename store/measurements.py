@@ -32,6 +32,7 @@ from trappm.store.assignments import MAX_ATTEMPTS, locked, write, write_labels
 from trappm.store.engine import Insert, StoreAwayError, insert, insert_new
 from trappm.store.files import COLUMNS, FileRow, fingerprint_of, first_fault, measurement_in, row_of
 from trappm.store.labels import LabelFilter, restricted
+from trappm.store.pools import insert_configurations
 from trappm.store.records import (
     Assignment,
     AssignmentState,
@@ -49,7 +50,6 @@ from trappm.store.schema import (
     MeasurementRow,
 )
 from trappm.store.transactions import Repository, reading, writing
-from trappm.store.workloads import insert_configurations
 
 BATCH = 2000
 """Measurements per transaction, which takes less than a second."""

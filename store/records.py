@@ -9,9 +9,12 @@ import enum
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 from trappm.profiler.records import Configuration, Outcome, Provenance
+
+if TYPE_CHECKING:
+    from trappm.profiler.trace_cache import TraceKey
 
 
 class CampaignState(enum.StrEnum):
@@ -65,28 +68,23 @@ def attempts_allowed(outcome: Outcome | None, max_attempts: int) -> int:
     return min(max_attempts, _MAX_TIMEOUTS) if outcome is Outcome.TIMEOUT else max_attempts
 
 
-@dataclass(frozen=True, kw_only=True)
-class PoolPart:
-    """An architecture at one input size in a pool, with the state of its static profile.
+class TraceState(NamedTuple):
+    """What is known of a traced step."""
 
-    It has a graph, a refusal, or neither before the first attempt. With a graph it has a step
-    profile, a refusal of that, or neither if an earlier version made the graph.
-    """
+    graph_hash: str | None
+    """Content of its graph, or None."""
+    refusal: str | None
+    """Why graph, or allocations and kernels, are missing; None if it is whole."""
+
+
+class PoolPart(NamedTuple):
+    """A step that configurations of a pool share."""
 
     family: str
-    architecture: str
-    input_size: int
+    key: TraceKey
     configurations: int
-    graph_hash: str | None
-    refusal: str | None
-    has_step_profile: bool
-    step_refusal: str | None
-
-    @property
-    def is_profiled(self) -> bool:
-        """Return whether its profiles were made or refused."""
-        tried_step = self.has_step_profile or self.step_refusal is not None
-        return self.refusal is not None or (self.graph_hash is not None and tried_step)
+    state: TraceState | None
+    """None before it is traced."""
 
 
 @dataclass(frozen=True, kw_only=True)

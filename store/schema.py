@@ -1,6 +1,6 @@
 """The tables as typed models, with their constraints.
 
-    graphs <- static_profiles                            graph and step of each architecture
+    graphs <- traces                                     steps of models, a cache
     configurations                                       workloads
     pool_members                                         named selections of configurations
     devices                                              hardware under one software stack
@@ -127,30 +127,33 @@ class GraphRow(Base):
     __table_args__ = positive("node_count")
 
 
-class StaticProfileRow(Base):
-    """Graph of an architecture at an input size and memory events of its step, or refusals."""
+class TraceRow(Base):
+    """A traced step, or why there is none; it only saves time."""
 
-    __tablename__ = "static_profiles"
+    __tablename__ = "traces"
 
-    architecture: Mapped[str] = mapped_column(String(200), primary_key=True)
-    input_size: Mapped[int] = mapped_column(primary_key=True)
+    digest: Mapped[str] = mapped_column(String(32), primary_key=True)
+    """`TraceKey.digest`, which depends on the versions of libraries."""
+    architecture: Mapped[str] = mapped_column(String(200), index=True)
+    input_size: Mapped[int | None]
+    precision: Mapped[str] = mapped_column(String(16))
+    memory_format: Mapped[str] = mapped_column(String(16))
+    execution: Mapped[str] = mapped_column(String(16))
+    fused_attention: Mapped[bool]
+    phase: Mapped[str] = mapped_column(String(16))
     graph_hash: Mapped[str | None] = mapped_column(ForeignKey("graphs.content_hash"), index=True)
     refusal: Mapped[str | None] = mapped_column(Text)
-    """Reason why there is no graph."""
-    step: Mapped[bytes | None] = mapped_column(LargeBinary)
-    """Bytes of `profiler.records.trace.StepProfile.to_bytes`."""
-    step_refusal: Mapped[str | None] = mapped_column(Text)
-    trace_version: Mapped[int | None]
-    """`TRACE_VERSION` of the step profile or its refusal; NULL if the step was not traced."""
+    """Why there is no step, or no graph, allocations and kernels of it."""
+    data: Mapped[bytes | None] = mapped_column(LargeBinary)
+    """Bytes of `profiler.records.trace.Trace.to_bytes` without the graph; NULL if refused."""
+    size: Mapped[int]
+    """Bytes of the data."""
+    created_at: Mapped[str] = mapped_column(UtcTime)
 
     __table_args__ = (
-        CheckConstraint("(graph_hash IS NULL) <> (refusal IS NULL)", name="graph_or_refusal"),
-        CheckConstraint("step IS NULL OR step_refusal IS NULL", name="step_or_refusal"),
-        CheckConstraint("trace_version IS NULL OR graph_hash IS NOT NULL", name="step_of_graph"),
-        CheckConstraint(
-            "(trace_version IS NULL) = (step IS NULL AND step_refusal IS NULL)",
-            name="trace_version",
-        ),
+        CheckConstraint("data IS NOT NULL OR refusal IS NOT NULL", name="step_or_refusal"),
+        CheckConstraint("data IS NOT NULL OR graph_hash IS NULL", name="graph_of_step"),
+        Index(None, "created_at", "size"),
     )
 
 
@@ -430,7 +433,7 @@ class EventRow(Base):
 
 METADATA = Base.metadata
 
-SCHEMA = "0017"
+SCHEMA = "0018"
 """Version of this schema."""
 VERSION_TABLE = Table(
     "alembic_version", METADATA, Column("version_num", String(32), primary_key=True)

@@ -21,8 +21,9 @@ from trappm.store.engine import (
 from trappm.store.labels import Labels
 from trappm.store.measurements import Canaries, Measurements
 from trappm.store.owners import Owners, owner_guard
+from trappm.store.pools import Pools
+from trappm.store.traces import SqlTraces
 from trappm.store.transactions import IMPATIENT, Database, Patience
-from trappm.store.workloads import Pools, Workloads
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,7 +40,7 @@ class Store:
 
     def __init__(self, database: Database) -> None:
         self.database = database
-        self.workloads = Workloads(database)
+        self.traces = SqlTraces(database)
         self.pools = Pools(database)
         self.campaigns = Campaigns(database)
         self.rounds = Rounds(database)

@@ -22,13 +22,7 @@ import psutil
 import ray
 from ray.exceptions import ActorUnschedulableError, RayActorError, RayError, RayTaskError
 
-from trappm.cluster.profiles import (
-    ProfiledGraph,
-    StepKey,
-    TracedStep,
-    profile_on_ray,
-    trace_on_ray,
-)
+from trappm.cluster.profiles import Traced, trace_on_ray
 from trappm.cluster.ray_runtime import (
     Placement,
     first_line,
@@ -41,8 +35,9 @@ from trappm.cluster.ray_runtime import (
 )
 from trappm.cluster.scheduler.messages import Finished, Task, Worker
 from trappm.profiler.errors import DeviceError, one_line
-from trappm.profiler.records import Configuration, Measurement, Pair, is_cpu_device
+from trappm.profiler.records import Configuration, Measurement, is_cpu_device
 from trappm.profiler.records import Protocol as MeasuringProtocol
+from trappm.profiler.trace_cache import TraceKey
 
 POLL_S = 0.2
 
@@ -212,17 +207,13 @@ class ProfilerPool:
         """Tasks that were given to workers which had just ended."""
         self._recruited_at = -RECRUIT_S
 
-    def profile(self, pairs: Sequence[Pair]) -> Iterator[ProfiledGraph]:
-        """Yield static profiles in the order of completion."""
-        return profile_on_ray(pairs)
-
-    def trace(self, keys: Sequence[StepKey]) -> Iterator[TracedStep]:
+    def trace(self, keys: Sequence[TraceKey]) -> Iterator[Traced]:
         """Yield traced steps in the order of completion."""
         return trace_on_ray(keys)
 
     @property
-    def profiles_elsewhere(self) -> bool:
-        """Return whether profiles are made on nodes that do not measure."""
+    def traces_elsewhere(self) -> bool:
+        """Return whether steps are traced on nodes that do not measure."""
         return self.may_grow and bool(off_measuring_nodes())
 
     # Workers.

@@ -22,7 +22,6 @@ from trappm.cluster.actors.profiler_pool import ProfilerPool
 from trappm.cluster.campaign.loop import Campaign, CampaignStopped
 from trappm.cluster.campaign.ownership import ownership
 from trappm.cluster.campaign.progress import Progress
-from trappm.cluster.profiles import StepCache
 from trappm.cluster.spec import CampaignSpec
 from trappm.store import CampaignState, Home, Patience, Store, StoreAccess
 
@@ -112,14 +111,13 @@ class CampaignActor:
                 workers=self._workers(),
                 learner=self._learner(),
                 snapshots=self._home.snapshots,
-                steps=StepCache(self._home.step_profiles),
                 watch=self._watch,
             )
             if is_elsewhere:
                 self._campaign.note(
                     "resumed",
-                    f"its node is gone, and it continues on host {platform.node()}: encoder and "
-                    "step profiles are made again, and its snapshot will be in that host's folder "
+                    f"its node is gone, and it continues on host {platform.node()}: the encoder is "
+                    "made again, and its snapshot will be in that host's folder "
                     f"{self._home.snapshots}",
                 )
             if self._stop.is_set():

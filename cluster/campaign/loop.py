@@ -6,8 +6,8 @@
                                  heads are trained on 1.. and judged on round 0
                               -> snapshot
 
-Round 0 needs no encoder: where profiles are made on nodes that do not measure, it is measured while
-steps are traced and the encoder is trained.
+Round 0 needs no encoder: where nodes that do not measure trace steps, it is measured while they do,
+and while the encoder is trained.
 
 `scheduler.state_machine` decides what happens next; the campaign carries its commands out and
 reports the results as events. Everything that must survive is in the label store, so that a
@@ -22,17 +22,17 @@ import itertools
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from trappm.cluster.campaign import history
 from trappm.cluster.campaign.host_checks import HostChecks
-from trappm.cluster.campaign.planner import PURPOSES, Planner, pool_of
+from trappm.cluster.campaign.planner import PURPOSES, Planner, first_steps, pool_of
 from trappm.cluster.campaign.progress import (
     LINES_KEPT,
     Progress,
@@ -42,7 +42,7 @@ from trappm.cluster.campaign.progress import (
     seconds_to_go,
     task_line,
 )
-from trappm.cluster.profiles import StepCache, StepKey, TracedStep
+from trappm.cluster.profiles import Traced
 from trappm.cluster.scheduler import messages
 from trappm.cluster.scheduler.messages import Choice, Finished
 from trappm.cluster.scheduler.stop_rules import Stop, StopRules, deadline_passed, target_reached
@@ -53,6 +53,7 @@ from trappm.profiler.errors import CampaignError, StoreError, TrappmError
 from trappm.profiler.host.environment import stack_fingerprint
 from trappm.profiler.records import Measurement, Outcome
 from trappm.profiler.steps.sampling import is_contended
+from trappm.profiler.trace_cache import TraceKey
 from trappm.store import (
     Assignment,
     AssignmentState,
@@ -82,8 +83,6 @@ SHOWN = 4
 
 _LEAST_SHARE = 0.005
 """Smaller shares of the cores are not counted: a message would report them as 0 %."""
-
-Made = TypeVar("Made")
 
 
 class CampaignStopped(Exception):  # noqa: N818  (an order that was obeyed, not an error)
@@ -116,7 +115,6 @@ class Campaign:
     learner: LearnerHandle
     snapshots: Path
     """Folder of the snapshots."""
-    steps: StepCache
     watch: Callable[[Progress], None] = lambda progress: None
     """Called with the progress whenever it changes."""
 
@@ -136,7 +134,7 @@ class Campaign:
         """Devices and software stacks whose earlier labels have been adopted."""
         self._unwritten: list[Finished] = []
         self._events: deque[messages.Event] = deque()
-        self._tracing: Future[Mapping[StepKey, bytes]] | None = None
+        self._tracing: Future[None] | None = None
         self._is_prepared = False
         """True if the learner has the pool and its encoder."""
         self._deferred: Callable[[], None] | None = None
@@ -213,7 +211,7 @@ class Campaign:
             self.note("resumed", f"it continues{repeated if leased else ''}")
 
     def _make_pool(self) -> None:
-        """Store the pool and the static profiles that are missing.
+        """Store the pool, after one trace of each model, which gives its graph.
 
         Raises:
             InputError: The pool is too small for the budget.
@@ -222,17 +220,11 @@ class Campaign:
             return
         configurations = pool_of(self.spec, self.store)
         self._tell("pool", news=f"pool: {len(configurations)} configurations")
-        pairs = sorted({(c.architecture, c.input_size) for c in configurations})
-        missing = self.store.workloads.pairs_to_profile(pairs)
-        self._tell("graphs", done=len(pairs) - len(missing), total=len(pairs))
-        for graph in self._followed(self.workers.profile(missing), len(missing)):
-            graph.save(self.store)
-            if graph.refusal:
-                self._tell(news=f"no graph of {graph.architecture}: {graph.refusal}")
+        self._trace("graphs", first_steps(configurations).values())
         self._planner.store_pool(configurations)
 
     def _prepare_learner(self) -> None:
-        """Trace steps, give the learner the pool, and have it train its encoder.
+        """Trace the other steps, give the learner the pool, and have it train its encoder.
 
         Only begins with that if measurements are not disturbed by it.
         """
@@ -242,49 +234,44 @@ class Campaign:
                     news=f"{device} is not in profiler/devices/catalogue.csv: how long its steps "
                     "take is learned from labels alone, without its data sheet"
                 )
-        keys = self._planner.step_keys()
-        profiles = self._planner.known_steps(self.steps)  # which removes what is damaged
-        missing = self.steps.missing(keys)
-        if self.workers.profiles_elsewhere:
-            self._tracing = ThreadPoolExecutor(1).submit(
-                lambda: self._make_steps(self.workers.trace(missing), profiles)
-            )
+        if self.workers.traces_elsewhere:
+            self._tracing = ThreadPoolExecutor(1).submit(self._trace_beside)
             return
-        if missing:
-            self._tell("steps", done=len(keys) - len(missing), total=len(keys))
-        traced = self._followed(self.workers.trace(missing), len(missing))
-        pool = self._planner.learner_pool(self._make_steps(traced, profiles))
-        self._wait_for("encoder", "set_pool", *pool)
+        self._trace("steps", self._planner.steps())
+        self._wait_for("encoder", "set_pool", *self._planner.learner_pool())
         self._prepared()
 
-    def _make_steps(
-        self, made: Iterable[TracedStep], profiles: dict[StepKey, bytes]
-    ) -> dict[StepKey, bytes]:
-        """Keep traced steps as they are made, and return them with those that were known."""
-        for traced in made:
+    def _trace(self, stage: str, keys: Collection[TraceKey]) -> None:
+        """Trace the steps that are missing, and show their number and the time to go."""
+        missing = self.store.traces.missing(keys)
+        if not missing:
+            return
+        self._tell(stage, done=len(keys) - len(missing), total=len(keys))
+        begin = time.monotonic()
+        for number, traced in enumerate(self.workers.trace(missing), 1):
+            self._check_stop()
+            self._keep(traced)
+            to_go_s = (time.monotonic() - begin) / number * (len(missing) - number)
+            eta_s = to_go_s if number < len(missing) else None
+            self._tell(done=self.progress.done + 1, eta_s=eta_s)
+
+    def _trace_beside(self) -> None:
+        """Trace the steps that are missing while others are measured."""
+        for traced in self.workers.trace(self.store.traces.missing(self._planner.steps())):
             if self._stop.is_set():
                 break
-            if traced.is_final:
-                self.steps.put(traced)
-            if traced.profile is not None:
-                profiles[traced.key] = traced.profile
-            if traced.refusal:
-                self._tell(news=f"no step of {traced.key.architecture}: {traced.refusal}")
-        return profiles
+            self._keep(traced)
 
-    def _followed(self, made: Iterable[Made], count: int) -> Iterator[Made]:
-        """Pass profiles on as they are made, and show their number and the time to go."""
-        begin = time.monotonic()
-        for number, one in enumerate(made, 1):
-            self._check_stop()
-            yield one
-            to_go_s = (time.monotonic() - begin) / number * (count - number)
-            self._tell(done=self.progress.done + 1, eta_s=to_go_s if number < count else None)
+    def _keep(self, traced: Traced) -> None:
+        traced.keep(self.store.traces)
+        if traced.remark:
+            self._tell(news=traced.remark)
 
     def _poll_tracing(self) -> None:
         """Give the learner the pool once its steps are traced."""
         if self._tracing is not None and self._tracing.done():
-            self.learner.begin("set_pool", *self._planner.learner_pool(self._tracing.result()))
+            self._tracing.result()
+            self.learner.begin("set_pool", *self._planner.learner_pool())
             self._job = _LearnerJob(lambda _: self._prepared())
             self._tracing = None
 

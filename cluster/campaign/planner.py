@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
 
-from trappm.cluster.profiles import StepCache, StepKey
+from trappm.cluster.profiles import steps_of
 from trappm.cluster.scheduler.messages import Choice, ChoiceRequest
 from trappm.cluster.spec import ALL, LEAST_TRAINING_LABELS, CampaignSpec
-from trappm.learner.physics.device_specs import known_spec
 from trappm.learner.stats.errors import split_architectures
 from trappm.learner.stats.folds import content_groups
 from trappm.learner.workload import Workload
 from trappm.profiler.devices.base import rank_key
 from trappm.profiler.devices.catalogue import card_name, expected_memory_mib, possible_runs
-from trappm.profiler.errors import InputError
+from trappm.profiler.errors import CampaignError, InputError
 from trappm.profiler.models.known_names import model_of
 from trappm.profiler.models.pool import build_pool
 from trappm.profiler.records import (
     Configuration,
     Execution,
-    Graph,
     GraphTemplate,
+    MemoryFormat,
     Outcome,
+    Pair,
+    Phase,
     Precision,
     is_cpu_device,
 )
-from trappm.profiler.records.trace import StepProfile
+from trappm.profiler.records.trace import Trace
+from trappm.profiler.trace_cache import Refusal, TraceKey
 from trappm.store import Assignment, AssignmentState, Store
 from trappm.store.records import Purpose, Role
 
@@ -47,9 +50,29 @@ def pool_of(spec: CampaignSpec, store: Store) -> list[Configuration]:
 
 
 def without_refused(pool: Sequence[Configuration], store: Store) -> list[Configuration]:
-    """Return the configurations whose graphs have not been refused."""
-    refused = store.workloads.refusals()
-    return [c for c in pool if (c.architecture, c.input_size) not in refused]
+    """Return the configurations whose models have a graph, or were not traced yet."""
+    states = store.traces.states(steps_of(pool))
+    with_graph = {_pair(key) for key, state in states.items() if state.graph_hash}
+    refused = set(map(_pair, states)) - with_graph
+    return [c for c in pool if _pair_of(c) not in refused]
+
+
+def first_steps(configurations: Iterable[Configuration]) -> dict[tuple[Pair, Phase], TraceKey]:
+    """Return the plainest step of each architecture, input size and phase."""
+    first: dict[tuple[Pair, Phase], TraceKey] = {}
+    for key in sorted(steps_of(configurations), key=_plainness):
+        first.setdefault((_pair(key), key.phase), key)
+    return first
+
+
+def _plainness(key: TraceKey) -> tuple[int, int, int]:
+    """Return a rank: fp32 comes first, then contiguous, then eager ones."""
+    precision, memory_format, execution, _ = key.settings
+    return (
+        [*Precision].index(precision),
+        [*MemoryFormat].index(memory_format),
+        [*Execution].index(execution),
+    )
 
 
 def check_stop(spec: CampaignSpec) -> None:
@@ -63,19 +86,17 @@ def check_stop(spec: CampaignSpec) -> None:
         )
 
 
-def groups_of(pool: Sequence[Configuration], store: Store) -> list[str]:
+def groups_of(pool: Sequence[Configuration], graphs: Mapping[Pair, bytes]) -> list[str]:
     """Return the group that each configuration is held out with (n).
 
-    Architectures with identical layers are one group, if the store has their graphs.
+    Architectures with identical layers are one group.
     """
-    templates = store.workloads.graph_templates([(c.architecture, c.input_size) for c in pool])
-    workload_of = {
+    workloads = {
         architecture: Workload(graph=GraphTemplate.from_bytes(data).at(1))
-        for (architecture, _), data in templates.items()
+        for (architecture, _), data in graphs.items()
     }
-    unknown = Workload(graph=Graph.empty(1))
     names = [c.architecture for c in pool]
-    return content_groups(names, [workload_of.get(name, unknown) for name in names])
+    return content_groups(names, [workloads[name] for name in names])
 
 
 def check_budget(
@@ -170,40 +191,36 @@ class Planner:
         Raises:
             InputError: The pool is too small for the budget.
         """
-        pool = without_refused(configurations, self._store)
-        held_out = check_budget(self._spec, pool, groups_of(pool, self._store))
+        graphs = self._graphs(configurations)
+        pool = [c for c in configurations if _pair_of(c) in graphs]
+        held_out = check_budget(self._spec, pool, groups_of(pool, graphs))
         self._store.campaigns.set_pool(self._id, [(c, c.architecture in held_out) for c in pool])
 
-    def learner_pool(
-        self, traced: Mapping[StepKey, bytes]
-    ) -> tuple[list[tuple[Configuration, bytes]], list[bytes | None]]:
-        """Return configurations with graph templates, and their step profiles, for the learner.
+    def _graphs(self, configurations: Iterable[Configuration]) -> dict[Pair, bytes]:
+        """Return a graph for each architecture and input size, of any of its steps."""
+        graphs = self._store.traces.graphs(steps_of(configurations))
+        return {_pair(key): graph for key, graph in graphs.items()}
 
-        A step is the one that was `traced`, or else the store's, which is eager.
+    def steps(self) -> list[TraceKey]:
+        """Return the distinct steps of the pool."""
+        return steps_of(c for c, _ in self.pool)
+
+    def learner_pool(self) -> tuple[list[tuple[Configuration, bytes]], list[bytes | None]]:
+        """Return configurations with their graphs, and their traced steps, for the learner.
+
+        Raises:
+            CampaignError: A model of the pool has no graph any more.
         """
-        pair_of = {c: (c.architecture, c.input_size) for c, _ in self.pool}
-        templates = self._store.workloads.graph_templates({*pair_of.values()})
-        stored = self._store.workloads.step_profiles({*pair_of.values()})
-        pool = [(c, templates[pair]) for c, pair in pair_of.items()]
-        steps = [
-            traced.get(StepKey.of(c)) or (stored.get(pair) if _is_eager(c) else None)
-            for c, pair in pair_of.items()
-        ]
-        return pool, steps
-
-    def known_steps(self, cache: StepCache) -> dict[StepKey, bytes]:
-        """Return the steps that were traced before."""
-        profiles = {key: cache.get(key) for key in self.step_keys()}
-        return {key: profile for key, profile in profiles.items() if profile is not None}
-
-    def step_keys(self) -> list[StepKey]:
-        """Return the steps that the pool's configurations need and the store does not have."""
-        if not any(known_spec(self.card(device)) for device in self._spec.devices.keys):
-            return []
-        keys = {StepKey.of(configuration) for configuration, _ in self.pool}
-        plain = {key: (key.architecture, key.input_size) for key in keys if key.is_plain}
-        stored = self._store.workloads.step_profiles(plain.values())
-        return sorted(key for key in keys if plain.get(key) not in stored)
+        configurations = [c for c, _ in self.pool]
+        graphs = self._graphs(configurations)
+        traces = self._store.traces.steps(steps_of(configurations))
+        if without := [c for c in configurations if _pair_of(c) not in graphs]:
+            raise CampaignError(
+                f"{without[0].architecture} is in the pool, but can no longer be traced; install "
+                f"the earlier libraries and continue with: trappm campaign resume {self._id}"
+            )
+        pool = [(c, graphs[_pair_of(c)]) for c in configurations]
+        return pool, [traces.get(TraceKey.of(c)) for c in configurations]
 
     def draw(self, device: str, count: int) -> list[Assignment]:
         """Draw a device's part of the evaluation set uniformly from what it can run.
@@ -220,15 +237,14 @@ class Planner:
         capacity_mib = None if is_cpu_device(device) else self._capacity_mib(device)
         if capacity_mib is not None and rank_key(device).ranks == 1:
             fits, exceeds = list[Configuration](), list[Configuration]()
-            steps = self._store.workloads.step_profiles(
-                {(c.architecture, c.input_size) for c in drawn}
-            )
+            first = first_steps(c for c, _ in self.pool)
+            trace_of = cache(self._store.traces.get)
             for configuration in drawn:
                 if len(fits) == count:
                     break
-                step = steps.get((configuration.architecture, configuration.input_size))
-                is_too_large = step is not None and _least_mib(configuration, step) > capacity_mib
-                (exceeds if is_too_large else fits).append(configuration)
+                step = first[_pair_of(configuration), configuration.phase]
+                least_mib = _least_mib(configuration, step, trace_of(step))
+                (exceeds if least_mib > capacity_mib else fits).append(configuration)
             drawn = fits + exceeds
         reason = {"strategy": "uniform draw"}
         return self._planned(device, Role.EVALUATE, [(c, reason) for c in drawn[:count]], count)
@@ -318,14 +334,23 @@ class Planner:
         return card_name(device, self._store.measurements.device_environments(device).values())
 
 
-def _least_mib(configuration: Configuration, step: bytes) -> float:
-    """Return what the step's tensors need at least, from its profile in fp32.
+def _least_mib(configuration: Configuration, key: TraceKey, made: Trace | Refusal | None) -> float:
+    """Return what the step's tensors need at least, from the plainest step of its model.
 
     In other precisions a tensor has half the bytes at least.
     """
-    profile, phase = StepProfile.from_bytes(step), configuration.phase
-    memory = profile.memory(configuration.batch_size, configuration.optimizer, phase=phase)
-    return memory.live_mib * (1.0 if configuration.precision is Precision.FP32 else 0.5)
+    if not isinstance(made, Trace) or made.allocations is None:
+        return 0.0
+    memory = made.memory(configuration.batch_size, configuration.optimizer)
+    return memory.live_mib * (1.0 if configuration.precision is key.settings.precision else 0.5)
+
+
+def _pair(key: TraceKey) -> Pair:
+    return key.model, key.input_size or 0
+
+
+def _pair_of(configuration: Configuration) -> Pair:
+    return configuration.architecture, configuration.input_size
 
 
 def _run(configuration: Configuration) -> tuple[Precision, Execution]:

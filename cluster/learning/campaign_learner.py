@@ -59,7 +59,7 @@ from trappm.profiler.records import (
     StepSettings,
 )
 from trappm.profiler.records.graph import Graph
-from trappm.profiler.records.trace import StepProfile
+from trappm.profiler.records.trace import Trace
 from trappm.store.records import Role
 
 IntArray = npt.NDArray[np.int64]
@@ -83,14 +83,14 @@ class EncodedPool:
 
     Args:
         pool: Configurations with their graph templates.
-        steps: Step profiles of the configurations (n), as far as there are any.
+        traces: Traced steps of the configurations (n), as far as there are any.
         encode: Returns an encoder for graphs of these architectures.
     """
 
     def __init__(
         self,
         pool: Sequence[tuple[Configuration, bytes]],
-        steps: Sequence[bytes | None],
+        traces: Sequence[bytes | None],
         encode: Callable[[Sequence[Graph], Sequence[str]], Encoder],
     ) -> None:
         self.configurations = [configuration for configuration, _ in pool]
@@ -101,13 +101,13 @@ class EncodedPool:
         self.encoder = encode(graphs, self._architectures)
         self.embeddings = self.encoder.embed(graphs)
         """Shape (n, width)."""
-        profiles = {data: StepProfile.from_bytes(data) for data in steps if data is not None}
+        made = {data: Trace.from_bytes(data) for data in traces if data is not None}
         self.traced: list[Workload] = []
         """Workloads of the configurations (n), with kernels where there is a step."""
         for c, graph, embedding, data in zip(
-            self.configurations, graphs, self.embeddings, steps, strict=True
+            self.configurations, graphs, self.embeddings, traces, strict=True
         ):
-            step = None if data is None else profiles[data]
+            trace = None if data is None or made[data].allocations is None else made[data]
             self.traced.append(
                 Workload(
                     graph=graph,
@@ -115,8 +115,8 @@ class EncodedPool:
                     memory_format=c.memory_format,
                     optimizer=c.optimizer,
                     phase=c.phase,
-                    step=step,
-                    kernels=None if step is None else step.kernels_in(c.precision, c.memory_format),
+                    trace=trace,
+                    kernels=None if trace is None else trace.kernels,
                     embedding=embedding,
                 )
             )
@@ -195,7 +195,7 @@ class CampaignLearner:
     def set_pool(
         self,
         pool: Sequence[tuple[Configuration, bytes]],
-        steps: Sequence[bytes | None] | None = None,
+        traces: Sequence[bytes | None] | None = None,
     ) -> None:
         """Pre-train the encoder on the pool or load it; arguments as of `EncodedPool`."""
         encode = partial(
@@ -206,7 +206,7 @@ class CampaignLearner:
             cache=self._cache,
             on_progress=self._note,
         )
-        self._pool = EncodedPool(pool, steps or [None] * len(pool), encode)
+        self._pool = EncodedPool(pool, traces or [None] * len(pool), encode)
 
     def fit(self, labels: Sequence[TrainingLabel]) -> TrainingReport:
         """Train the source's heads, then the other devices' heads from the source's weights.

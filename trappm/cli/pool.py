@@ -1,22 +1,15 @@
-"""`trappm pool`: build pools of configurations and their static profiles."""
+"""`trappm pool`: build pools of configurations and trace their steps."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from trappm.cli.options import AsJson, Processes, RetryRefused, print_json
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from trappm.profiler.records import Pair
-    from trappm.store import Store
 
 app = typer.Typer(
     help="Build pools of configurations.",
@@ -36,67 +29,39 @@ def build(
     retry_refused: RetryRefused = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make all configurations of a pool file, and the static profile of every architecture in it.
+    """Make all configurations of a pool file, and trace their steps.
 
-    Stopped or killed, the same command continues where it stopped: no profile is made twice.
+    Stopped or killed, the same command continues where it stopped: no step is traced twice.
     """
     from rich.console import Console
 
-    from trappm.cluster.pool_file import load_pool_file, store_pool
+    from trappm.cluster.pool_file import load_pool_file, make_traces, store_pool
 
     file = load_pool_file(spec)
     from trappm.reports.pools import pool_facts, print_pool
     from trappm.store import Home, Store
+    from trappm.terminal.progress_bars import BuildDisplay
 
+    display = BuildDisplay(Console(stderr=True, highlight=False) if as_json else None)
+    processes = processes or len(os.sched_getaffinity(0))
     with Store.open(Home.open().database_url) as store:
-        make_profiles(
-            store,
-            store_pool(store, file),
-            address=address,
-            processes=processes,
-            retry_refused=retry_refused,
-            to=Console(stderr=True, highlight=False) if as_json else None,
-        )
+        keys = store_pool(store, file)
+        missing = store.traces.missing(keys)
+        if retry_refused:
+            missing += [key for key, state in store.traces.states(keys).items() if state.refusal]
+        there = len(keys) - len(missing)
+        try:
+            with display:
+                display.show(there, len(keys), None)
+                traces = make_traces(store.traces, missing, address=address, processes=processes)
+                for done, traced in enumerate(traces, there + 1):
+                    display.show(done, len(keys), traced)
+        except KeyboardInterrupt as interrupt:
+            how_far = display.how_far
+            typer.echo(f"trappm: interrupted{how_far}; the same command continues", err=True)
+            raise typer.Exit(130) from interrupt
         facts = pool_facts(store, file.name)
     if as_json:
         print_json(asdict(facts))
     else:
         print_pool(facts)
-
-
-def make_profiles(
-    store: Store,
-    pairs: Sequence[Pair],
-    *,
-    address: str | None = None,
-    processes: int | None,
-    retry_refused: bool = False,
-    to: Console | None = None,
-) -> None:
-    """Make static profiles and show the progress; an interruption ends the command.
-
-    Args:
-        store: Label store that receives the profiles.
-        pairs: Architectures with their input sizes.
-        address: Ray cluster; None for processes on this machine.
-        processes: Number of processes (default: one per core).
-        retry_refused: Whether pairs that were refused are tried again.
-        to: Console of the progress (default: standard output).
-    """
-    from trappm.cluster import pool_file
-    from trappm.terminal.progress_bars import BuildDisplay
-
-    display = BuildDisplay(to)
-    try:
-        with display:
-            pool_file.make_profiles(
-                store,
-                pairs,
-                address=address,
-                processes=processes or len(os.sched_getaffinity(0)),
-                retry_refused=retry_refused,
-                watch=display.show,
-            )
-    except KeyboardInterrupt as interrupt:
-        typer.echo(f"trappm: interrupted{display.how_far}; the same command continues", err=True)
-        raise typer.Exit(130) from interrupt

@@ -1,4 +1,4 @@
-"""`trappm store upgrade`: renew the step profiles of the label store, or check it."""
+"""`trappm store upgrade`: make a label store, or check it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from typing import Annotated
 
 import typer
 
-from trappm.cli.options import AsJson, Processes, print_json
-from trappm.cli.pool import make_profiles
+from trappm.cli.options import AsJson, print_json
 
 app = typer.Typer(
-    help="Renew the step profiles of the label store, and check it.",
+    help="Make a label store, and check it.",
     no_args_is_help=True,
     epilog="Example: trappm store upgrade --check",
 )
@@ -32,13 +31,11 @@ def upgrade(
         bool,
         typer.Option("--check", help="Only check the schema and the integrity of the store."),
     ] = False,
-    processes: Processes = None,
     database: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make an empty database a label store, and renew step profiles of an earlier version.
+    """Make an empty database a label store.
 
-    A step profile takes about a second. After an interruption the same command continues.
     A store of another schema is refused. The message says how to export and import its labels.
 
     With --check, nothing is changed.
@@ -53,14 +50,9 @@ def upgrade(
 
     engine_to_read(_url(database)).dispose()  # refuses a file that does not exist
     with Store.open(_url(database)) as store:
-        outdated = store.workloads.outdated()
-        if outdated:
-            make_profiles(store, outdated, processes=processes)
         where = store.address
     if as_json:
-        print_json({"address": where, "schema": SCHEMA, "profiles_made": len(outdated)})
-    elif outdated:
-        typer.echo(f"{len(outdated):,} step profiles of an earlier version were replaced")
+        print_json({"address": where, "schema": SCHEMA})
     else:
         typer.echo(f"{where} has the newest schema, {SCHEMA}; nothing to do")
 

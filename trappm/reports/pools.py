@@ -17,7 +17,7 @@ _EXAMPLES = 3
 
 @dataclass(frozen=True)
 class PoolCounts:
-    """Counts of a pool or a family; `graphs` and later ones count architectures by input size."""
+    """Counts of a pool or a family; `steps` and later ones count distinct steps."""
 
     family: str
     """`all` for the whole pool."""
@@ -25,16 +25,19 @@ class PoolCounts:
     configurations: int
     usable: int
     """Number of configurations that have a graph."""
-    graphs: int
-    step_profiles: int
+    steps: int
+    traced: int
+    """Number of steps with graph, allocations and kernels."""
     refused: int
+    """Number of steps without a graph."""
     steps_refused: int
+    """Number of steps with a graph only."""
     to_do: int
 
 
 @dataclass(frozen=True)
 class Refusals:
-    """Pairs of a pool that were refused for one reason."""
+    """Steps of a pool that were refused for one reason."""
 
     count: int
     reason: str
@@ -60,12 +63,13 @@ def pool_facts(store: Store, name: str) -> PoolFacts:
     """
     parts = store.pools.parts(name)
     families = sorted({part.family for part in parts})
+    refused = [part for part in parts if part.state and part.state.refusal]
     return PoolFacts(
         name=name,
         families=[_counts(f, [part for part in parts if part.family == f]) for f in families],
         total=_counts("all", parts),
-        refusals=_by_reason((part.architecture, part.refusal) for part in parts),
-        step_refusals=_by_reason((part.architecture, part.step_refusal) for part in parts),
+        refusals=_by_reason(part for part in refused if not _has_graph(part)),
+        step_refusals=_by_reason(part for part in refused if _has_graph(part)),
     )
 
 
@@ -75,43 +79,45 @@ def print_pool(facts: PoolFacts) -> None:
     counted = [*facts.families, facts.total]
     rows = [[getattr(counts, name) for name in columns] for counts in counted]
     print_table(f"pool {facts.name}", columns, rows)
-    for title, refusals in ("no graph", facts.refusals), ("no step profile", facts.step_refusals):
+    for title, refusals in ("no graph", facts.refusals), ("no step", facts.step_refusals):
         refused = [(r.count, r.reason, ", ".join(r.architectures[:_EXAMPLES])) for r in refusals]
         if refused:
-            print_table(title, ("pairs", "reason", "such as"), refused)
+            print_table(title, ("steps", "reason", "such as"), refused)
     if facts.total.to_do:
-        print_line(
-            f"{facts.total.to_do} static profiles are still to be made; run the command again"
-        )
+        print_line(f"{facts.total.to_do} steps are still to be traced; run the command again")
+
+
+def _has_graph(part: PoolPart) -> bool:
+    return part.state is not None and part.state.graph_hash is not None
 
 
 def _counts(family: str, parts: Sequence[PoolPart]) -> PoolCounts:
-    with_graph = [part for part in parts if part.graph_hash is not None]
+    known = [part.state for part in parts if part.state is not None]
     return PoolCounts(
         family=family,
-        architectures=len({part.architecture for part in parts}),
+        architectures=len({part.key.model for part in parts}),
         configurations=sum(part.configurations for part in parts),
-        usable=sum(part.configurations for part in with_graph),
-        graphs=len(with_graph),
-        step_profiles=sum(part.has_step_profile for part in parts),
-        refused=sum(part.refusal is not None for part in parts),
-        steps_refused=sum(part.step_refusal is not None for part in parts),
-        to_do=sum(not part.is_profiled for part in parts),
+        usable=sum(part.configurations for part in parts if _has_graph(part)),
+        steps=len(parts),
+        traced=sum(state.refusal is None for state in known),
+        refused=sum(state.graph_hash is None for state in known),
+        steps_refused=sum(bool(state.graph_hash and state.refusal) for state in known),
+        to_do=len(parts) - len(known),
     )
 
 
-def _by_reason(refusals: Iterable[tuple[str, str | None]]) -> list[Refusals]:
+def _by_reason(refused: Iterable[PoolPart]) -> list[Refusals]:
     """Group refusals that differ only in names and numbers of the model."""
     groups: dict[str, list[tuple[str, str]]] = {}
-    for architecture, refusal in refusals:
-        if refusal is not None:
-            reason = re.sub(r"\d+", "N", refusal.replace(architecture, "it"))
-            groups.setdefault(reason, []).append((architecture, refusal))
+    for part in refused:
+        name, refusal = part.key.model, (part.state and part.state.refusal) or ""
+        reason = re.sub(r"\d+", "N", refusal.replace(name, "it"))
+        groups.setdefault(reason, []).append((name, refusal))
     return [
         Refusals(
-            count=len(refused),
-            reason=refused[0][1] if len(refused) == 1 else reason,
-            architectures=sorted({architecture for architecture, _ in refused}),
+            count=len(group),
+            reason=group[0][1] if len(group) == 1 else reason,
+            architectures=sorted({architecture for architecture, _ in group}),
         )
-        for reason, refused in sorted(groups.items(), key=lambda item: -len(item[1]))
+        for reason, group in sorted(groups.items(), key=lambda item: -len(item[1]))
     ]

@@ -26,12 +26,11 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from trappm.profiler.records import size_text
 from trappm.terminal.tables import console
 
 if TYPE_CHECKING:
     from trappm.cluster.campaign.progress import Progress as CampaignProgress
-    from trappm.cluster.profiles import ProfiledGraph
+    from trappm.cluster.profiles import Traced
     from trappm.cluster.spec import CampaignSpec
 
 
@@ -129,7 +128,7 @@ class CampaignDisplay(LiveBar):
 
 
 class BuildDisplay(LiveBar):
-    """Progress of static profiles on a console (default: standard output)."""
+    """Progress of traced steps on a console (default: standard output)."""
 
     def __init__(self, to: Console | None = None) -> None:
         super().__init__(
@@ -141,38 +140,33 @@ class BuildDisplay(LiveBar):
             TimeRemainingColumn(),
             to=to,
         )
-        self._task = self._bar.add_task("static profiles", total=None)
+        self._task = self._bar.add_task("traced steps", total=None)
         self._shown_percent = 0
         self._done: tuple[int, int] | None = None
 
     @property
     def how_far(self) -> str:
         """Return the end of a sentence about a build that was interrupted."""
-        return (
-            "" if self._done is None else " with {} of {} static profiles made".format(*self._done)
-        )
+        return "" if self._done is None else " with {} of {} steps traced".format(*self._done)
 
-    def show(self, done: int, total: int, latest: ProfiledGraph | None) -> None:
-        """Show the number of profiles, and why the latest one was refused."""
+    def show(self, done: int, total: int, latest: Traced | None) -> None:
+        """Show the number of traced steps, and what is missing of the latest one."""
         self._done = done, total
         self._safely(lambda: self._show(done, total, latest))
 
-    def _show(self, done: int, total: int, latest: ProfiledGraph | None) -> None:
+    def _show(self, done: int, total: int, latest: Traced | None) -> None:
         if latest is None:
-            self._console.print(f"static profiles: {done} of {total} are there")
+            self._console.print(f"traced steps: {done} of {total} are there")
             self._bar.reset(self._task, total=total, completed=done)
             return
-        pair = f"{latest.architecture} at {size_text(latest.architecture, latest.input_size)}"
-        self._bar.line_below = pair
+        self._bar.line_below = str(latest)
         self._bar.update(self._task, completed=done)
-        for part, refusal in (("graph", latest.refusal), ("step profile", latest.step_refusal)):
-            if refusal is not None:
-                message = f"no {part} of {pair}: {refusal}"
-                self._console.print(f"[dim]{escape(message)}[/]", soft_wrap=True)
+        if latest.remark:
+            self._console.print(f"[dim]{escape(latest.remark)}[/]", soft_wrap=True)
         percent = 100 * done // total
         if not self._console.is_terminal and percent >= self._shown_percent + 10:
             self._shown_percent = percent
-            self._console.print(f"[dim]static profiles: {done} of {total}[/]")
+            self._console.print(f"[dim]traced steps: {done} of {total}[/]")
 
 
 def _minutes(seconds: float) -> str:
