@@ -2,7 +2,7 @@
 
 Labels are found by the hash of the graph, so an ONNX file finds labels under any name. A graph is
 that of a forward pass in evaluation mode, without dropout or frozen parameters. A label of another
-architecture therefore counts for a named one only if the profiles of both training steps are equal.
+architecture therefore counts for a named one only if both traced steps are equal.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from trappm.profiler.errors import InputError
 from trappm.profiler.models.known_names import is_file
 from trappm.profiler.records import Configuration, Pair, Phase, Provenance
 from trappm.profiler.records.step_scope import PARTIAL_PROTOCOLS
+from trappm.profiler.trace_cache import TraceKey
 from trappm.store.records import record_of
 
 if TYPE_CHECKING:
@@ -60,12 +61,14 @@ def _measured_step(
         phase=Phase(prediction.phase),
         **prediction.settings._asdict(),
     )
+    trace = subject.trace(prediction.settings, configuration.phase, configuration.batch_size)
     try:
         with store_to_read() as store:
             if is_named:
-                pairs = _pairs_of_name(configuration, subject, store)
+                own = configuration.architecture, configuration.input_size
+                pairs = {own} | store.traces.pairs_of_step(TraceKey.of(configuration), trace)
             else:  # of the configuration, only batch size and settings count
-                pairs = _pairs_of_graph(subject.profile().graph, store)
+                pairs = set() if trace.graph is None else _pairs_of_graph(trace.graph, store)
             labels = _labels(store, pairs, configuration, prediction.device)
             facts = store.measurements.get(labels[0].measurement_id).environment if labels else {}
     except NoLabelStoreError:
@@ -114,34 +117,15 @@ def _labels(
     )
 
 
-def _pairs_of_name(configuration: Configuration, subject: Subject, store: Store) -> set[Pair]:
-    """Return architectures and input sizes that have the step of a named model."""
-    from trappm.profiler.records.graph import GraphTemplate
-
-    own = configuration.architecture, configuration.input_size
-    templates = store.workloads.graph_templates([own])
-    if templates:
-        graph = GraphTemplate.from_bytes(templates[own])
-        pairs = store.workloads.pairs_of_graph(graph.content_hash)
-        profiles = store.workloads.step_profiles([own, *pairs])
-        step = profiles.get(own)
-    else:  # the store has no profile of it
-        profile = subject.profile()
-        pairs = store.workloads.pairs_of_graph(profile.graph.content_hash)
-        profiles = store.workloads.step_profiles(pairs)
-        step = None if profile.step is None else profile.step.to_bytes()
-    return {own, *(pair for pair in pairs if step is not None and profiles.get(pair) == step)}
-
-
 def _pairs_of_graph(graph: GraphTemplate, store: Store) -> set[Pair]:
     """Return architectures and input sizes with the graph of a file or module."""
     batch = graph.fixed_batch_size
     if batch is None:
-        return set(store.workloads.pairs_of_graph(graph.content_hash))
+        return store.traces.pairs_of_graph(graph.content_hash)
     # The file has one batch size only: compare graphs at that one.
     pairs: set[Pair] = set()
-    for content_hash, data in store.workloads.graphs_of_size(len(graph.operators)).items():
+    for content_hash, data in store.traces.graphs_of_size(len(graph.operators)).items():
         other = type(graph).from_bytes(data).at(batch)
         if type(graph).fixed(other).content_hash == graph.content_hash:
-            pairs.update(store.workloads.pairs_of_graph(content_hash))
+            pairs.update(store.traces.pairs_of_graph(content_hash))
     return pairs
