@@ -183,6 +183,7 @@ class Trace:
                 row["memory_format"] = MemoryFormat(row["memory_format"])
                 table = KernelTable(**{name: arrays[f"kernels.{name}"] for name in _KERNELS})
                 kernels = StepKernels(table=table, **row)
+            saved = rest.pop("saved_bytes")
             graph = (
                 GraphTemplate.from_bytes(arrays["graph"].tobytes()) if "graph" in arrays else None
             )
@@ -192,7 +193,7 @@ class Trace:
                 kernels=kernels,
                 phase=Phase(rest.pop("phase")),
                 source=TraceSource(rest.pop("source")),
-                saved_bytes=saved,
+                saved_bytes=None if saved is None else SavedBytes(*saved),
                 origins=[Origin(*origin) for origin in rest.pop("origins")],
                 **rest,
             )
