@@ -24,9 +24,7 @@ from torch.onnx.utils import register_custom_op_symbolic, unregister_custom_op_s
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trappm.profiler.errors import TrappmError
-from trappm.profiler.records import GraphTemplate
-from trappm.profiler.records.allocations import TRACED_BATCH_SIZES
-from trappm.profiler.static_profile import _graph, _tracer
+from trappm.profiler.records import GraphTemplate, Phase
 
 OPSET = 17
 """Pinned: operators, and so MACs and memory, differ between opsets."""
@@ -75,12 +73,13 @@ def export_onnx(
 
 
 def file_graph(path: Path, input_size: int | None = None) -> GraphTemplate:
-    """The graph alone of an ONNX file: that of `file_profile`, without its training step."""
-    from trappm.extensions.onnx.file_profile import rebuilt
+    """Return the graph of an ONNX file."""
+    from trappm.extensions.onnx.file_trace import file_trace
 
-    module, inputs, batch_size = rebuilt(path, input_size)
-    batch_sizes = TRACED_BATCH_SIZES if batch_size is None else (batch_size, batch_size)
-    return _graph(_tracer(module, inputs, batch_sizes=batch_sizes), module, inputs)
+    made = file_trace(path, input_size, phase=Phase.INFER)
+    if made.graph is None:
+        raise TrappmError(made.refusal)
+    return made.graph
 
 
 class _NoRandomness(TorchDispatchMode):  # type: ignore[no-untyped-call]

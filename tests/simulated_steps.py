@@ -34,4 +34,4 @@ def trace_of(prediction: Prediction) -> Allocations:
     assert prediction.subject is not None
     phase = Phase(prediction.phase)
     subject, size = prediction.subject, prediction.batch_size
-    return subject.traced_step(prediction.settings, phase, size).trace
+    return subject.trace(prediction.settings, phase, size).allocations

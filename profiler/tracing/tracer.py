@@ -338,7 +338,8 @@ class Tracer:
                     try:
                         self._graphs[batch_size] = graph.graph(output, batch_size)
                     except UnsupportedModelError as error:
-                        self._graphs[batch_size] = error
+                        # Its traceback would keep the output alive.
+                        self._graphs[batch_size] = error.with_traceback(None)
                     if not training:
                         allocations.end_forward()
                         del output

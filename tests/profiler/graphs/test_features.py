@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from traced_steps import graph_of
 
 from trappm.profiler.graphs.features import (
     NODE_FEATURES,
@@ -12,12 +13,11 @@ from trappm.profiler.graphs.features import (
     node_features,
     static_features,
 )
-from trappm.profiler.static_profile import graph_template
 
 
 @pytest.fixture(scope="module")
 def template():
-    return graph_template("test_vit", 64)
+    return graph_of("test_vit", 64)
 
 
 def test_there_are_98_operators_and_113_features():

@@ -16,12 +16,13 @@ from small_modules import Function
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
+from traced_steps import graph_of
 
 from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.models import zoo
 from trappm.profiler.models.model_input import Sample
 from trappm.profiler.models.on_meta import on_meta
-from trappm.profiler.static_profile import graph_template
+from trappm.profiler.records import Phase
 from trappm.profiler.tracing.tracer import Tracer
 
 COLUMNS = ("edges", "input_shapes", "output_shapes", "macs", "parameters", "memory_bytes")
@@ -63,7 +64,7 @@ def from_file(architecture, input_size, folder):
 @pytest.mark.extension("onnx")
 @pytest.mark.parametrize(("architecture", "input_size"), SAME_BY_BOTH_WAYS)
 def test_graphs_of_architectures_and_onnx_files_agree(tmp_path, architecture, input_size):
-    graph = graph_template(architecture, input_size)
+    graph = graph_of(architecture, input_size)
     file = from_file(architecture, input_size, tmp_path)
     assert graph.operators == file.operators
     for name in COLUMNS:
@@ -74,7 +75,7 @@ def test_graphs_of_architectures_and_onnx_files_agree(tmp_path, architecture, in
 @pytest.mark.extension("onnx")
 @pytest.mark.parametrize(("model", "more"), MORE_IN_THE_FILE.items())
 def test_documented_differences_only_move_data(tmp_path, model, more):
-    graph, file = graph_template(*model), from_file(*model, tmp_path)
+    graph, file = graph_of(*model), from_file(*model, tmp_path)
     ours, theirs = collections.Counter(graph.operators), collections.Counter(file.operators)
     assert theirs - ours == more
     assert not ours - theirs
@@ -97,7 +98,7 @@ def test_documented_differences_only_move_data(tmp_path, model, more):
     ],
 )
 def test_macs_and_parameters_agree_with_pytorch(architecture, input_size):
-    graph = graph_template(architecture, input_size).at(3)
+    graph = graph_of(architecture, input_size).at(3)
     with torch.device("meta"):
         model = zoo.create_model(architecture, input_size).eval()
         images = torch.empty(3, 3, input_size, input_size)
@@ -108,15 +109,17 @@ def test_macs_and_parameters_agree_with_pytorch(architecture, input_size):
     assert graph.parameters.sum() == sum(p.numel() for p in model.parameters())
 
 
-_template = functools.cache(graph_template)
+_template = functools.cache(graph_of)
 
 
 @settings(max_examples=8, deadline=None)
 @given(st.sampled_from(TINY), st.sampled_from([32, 64, 96]), st.integers(1, 40))
 def test_templates_agree_with_traces_at_every_batch_size(architecture, input_size, batch_size):
     module = on_meta(architecture, input_size).eval()
-    tracer = Tracer(module, Sample.of(input_size), batch_sizes=(batch_size, batch_size))
-    fresh = tracer.graph().at(batch_size)
+    inputs, sizes = Sample.of(input_size), (batch_size, batch_size)
+    fresh = (
+        Tracer(module, inputs, phase=Phase.INFER, batch_sizes=sizes).trace().graph.at(batch_size)
+    )
     graph = _template(architecture, input_size).at(batch_size)
     assert graph.operators == fresh.operators
     for name in COLUMNS:
@@ -135,7 +138,7 @@ def test_custom_modules_are_traced_and_not_changed():
         norm=nn.BatchNorm2d(3), unused=nn.Linear(5, 5),
     ).train()  # fmt: skip
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    graph = graph_template(module, 8).at(4)
+    graph = graph_of(module, 8).at(4)
     assert graph.operators == ("Conv", "Relu", "Conv", "BatchNormalization", "Mul", "ReduceMean")
     assert graph.parameters.tolist() == [81, 0, 0, 6, 3, 0]
     assert graph.macs.tolist() == [4 * 64 * 81, 768, 4 * 64 * 81, 768, 768, 768]
@@ -152,7 +155,7 @@ def test_writes_into_slices_are_followed():
         y[:, 1:] = x[:, 1:].relu_()
         return (y + 1).flatten(1)
 
-    graph = graph_template(Function(body), 4).at(2)
+    graph = graph_of(Function(body), 4).at(2)
     assert graph.operators == ("Slice", "Relu", "ScatterND", "Add", "Flatten")
     assert graph.edges.tolist() == [[0, 1], [1, 2], [2, 3], [3, 4]]
 
@@ -171,7 +174,7 @@ def test_writes_into_slices_are_followed():
 )
 def test_untraceable_modules_are_refused_with_a_reason(body, reason):
     with pytest.raises(UnsupportedModelError, match=reason):
-        graph_template(Function(body), 8)
+        graph_of(Function(body), 8)
 
 
 @torch.library.custom_op("profiler_tests::einsum", mutates_args=())
@@ -185,19 +188,17 @@ def _(x: torch.Tensor) -> torch.Tensor:
 
 
 def test_an_operator_in_no_table_is_a_node_of_its_own_name():
-    graph = graph_template(Function(lambda _, x: torch.fft.rfft(torch.linalg.inv(x)).abs()), 8).at(
-        2
-    )
+    graph = graph_of(Function(lambda _, x: torch.fft.rfft(torch.linalg.inv(x)).abs()), 8).at(2)
     assert graph.operators == ("LinalgInvEx", "FftR2c", "Abs")
     own = Function(lambda _, x: torch.ops.profiler_tests.einsum(x))
-    assert graph_template(own, 8).at(2).operators == ("ProfilerTestsEinsum",)
+    assert graph_of(own, 8).at(2).operators == ("ProfilerTestsEinsum",)
     assert graph.edges.tolist() == [[0, 1], [1, 2]]
 
 
 def test_constant_indices_gather_and_windows_unfold():
     places = torch.tensor([2, 0])
-    assert graph_template(Function(lambda _, x: x[:, places]), 8).at(2).operators == ("Gather",)
-    graph = graph_template(Function(lambda _, x: x.unfold(2, 4, 2)), 8).at(3)
+    assert graph_of(Function(lambda _, x: x[:, places]), 8).at(2).operators == ("Gather",)
+    graph = graph_of(Function(lambda _, x: x.unfold(2, 4, 2)), 8).at(3)
     assert collections.Counter(graph.operators) == {
         "Slice": 3, "Transpose": 3, "Unsqueeze": 3, "Concat": 1
     }  # fmt: skip
@@ -214,14 +215,14 @@ def test_lstm_layers_are_single_nodes(tmp_path):
     torch.onnx.export(
         model, images, file, dynamo=False, input_names=["x"], dynamic_axes={"x": {0: "batch"}}
     )
-    template = graph_template(model, 4)
+    template = graph_of(model, 4)
     assert template.content_hash == file_graph(file).content_hash
     assert collections.Counter(template.operators)["LSTM"] == 2
     assert template.parameters.sum() == sum(p.numel() for p in model.parameters())
 
 
 def test_elementwise_operators_without_a_rule_are_nodes():
-    graph = graph_template(Function(lambda _, x: torch.special.i0(x.asinh())), 8).at(2)
+    graph = graph_of(Function(lambda _, x: torch.special.i0(x.asinh())), 8).at(2)
     assert len(graph.operators) == 2
     assert graph.macs.tolist() == [2 * 3 * 64] * 2
 
@@ -231,7 +232,7 @@ def test_attention_is_counted_by_hand():
         q = x.flatten(2).transpose(1, 2).unsqueeze(1)  # (B, 1, 16, 3)
         return torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
 
-    graph = graph_template(Function(body), 4).at(2)
+    graph = graph_of(Function(body), 4).at(2)
     products = [i for i, o in enumerate(graph.operators) if o == "MatMul"]
     assert graph.macs[products].tolist() == [2 * math.prod((16, 16, 3))] * 2
     assert collections.Counter(graph.operators)["Softmax"] == 1
@@ -260,7 +261,7 @@ SLICES_MORE = {"max 2d and places": 1, "max 3d and places": 1}
 def test_graphs_of_modules_and_files_agree(tmp_path, name):
     module = Function(EXPORTED[name])
     export_onnx(module, 8, tmp_path / "m.onnx")
-    file, graph = file_graph(tmp_path / "m.onnx"), graph_template(module, 8)
+    file, graph = file_graph(tmp_path / "m.onnx"), graph_of(module, 8)
     if name in SLICES_MORE:
         more = Counter(file.operators) - Counter(graph.operators)
         assert more == {"Slice": SLICES_MORE[name]}
@@ -280,15 +281,15 @@ def test_filled_tensors_do_not_depend_on_their_old_values():
         y.flatten().fill_(2.0)
         return x + y
 
-    assert graph_template(Function(by_a_view), 8).operators == ("Add",)
-    assert graph_template(Function(part), 8).operators == ("Relu", "Slice", "ScatterND")
+    assert graph_of(Function(by_a_view), 8).operators == ("Add",)
+    assert graph_of(Function(part), 8).operators == ("Relu", "Slice", "ScatterND")
     with pytest.raises(UnsupportedModelError, match="no output"):
-        graph_template(Function(lambda _, x: x.relu().zero_()), 8)
+        graph_of(Function(lambda _, x: x.relu().zero_()), 8)
 
 
 def test_bilinear_layers_are_counted_by_hand():
     module = Function(lambda self, x: self.layer(x, x), layer=nn.Bilinear(8, 8, 5))
-    graph = graph_template(module, 8).at(2)
+    graph = graph_of(module, 8).at(2)
     assert graph.operators == ("Einsum", "Add")
     assert graph.parameters.tolist() == [5 * 8 * 8, 5]
     assert graph.macs.tolist() == [2 * 3 * 8 * 5 * 8 * 8, 2 * 3 * 8 * 5]
@@ -300,7 +301,7 @@ def test_bilinear_layers_are_counted_by_hand():
 def test_embedding_bags_gather_and_reduce(mode, last):
     bag = nn.EmbeddingBag(10, 5, mode=mode)
     module = Function(lambda self, x: self.bag(x.flatten(1).long()), bag=bag)
-    graph = graph_template(module, 8).at(2)
+    graph = graph_of(module, 8).at(2)
     assert graph.operators[-2:] == ("Gather", last)
     assert graph.parameters.sum() == 50
     assert graph.macs[-1] == 2 * 192 * 5
@@ -310,6 +311,6 @@ def test_embedding_bags_gather_and_reduce(mode, last):
 def test_lazy_layers_must_be_initialized():
     module = nn.Sequential(nn.Flatten(), nn.LazyLinear(3))
     with pytest.raises(UnsupportedModelError, match=r"lazy layers.* run the module once"):
-        graph_template(module, 8)
+        graph_of(module, 8)
     module(torch.zeros(1, 3, 8, 8))
-    assert graph_template(module, 8).parameters.sum() == 192 * 3 + 3
+    assert graph_of(module, 8).parameters.sum() == 192 * 3 + 3

@@ -8,9 +8,9 @@ import pytest
 import torch
 from onnx_export import export_onnx, file_graph
 from small_modules import Function
+from traced_steps import graph_of
 
 from trappm.profiler.models.model_input import Sample
-from trappm.profiler.static_profile import graph_template
 
 
 def save(path, nodes, *, weights=(), image_type=onnx.TensorProto.FLOAT):
@@ -108,7 +108,7 @@ DIFFERENT_MODULES = {
 @pytest.mark.extension("onnx")
 @pytest.mark.parametrize("modules", DIFFERENT_MODULES.values(), ids=DIFFERENT_MODULES)
 def test_hashes_of_modules_and_files_agree(tmp_path, modules):
-    hashes = [graph_template(module, 8).content_hash for module in modules]
+    hashes = [graph_of(module, 8).content_hash for module in modules]
     assert hashes[0] != hashes[1]
     for module, known in zip(modules, hashes, strict=True):
         export_onnx(module.eval(), 8, tmp_path / "m.onnx")
@@ -117,4 +117,4 @@ def test_hashes_of_modules_and_files_agree(tmp_path, modules):
 
 def test_half_precision_changes_the_hash_of_a_module():
     half, relu = Sample((3, 8, 8), torch.float16), torch.nn.ReLU()
-    assert graph_template(relu, half).content_hash != graph_template(relu, 8).content_hash
+    assert graph_of(relu, half).content_hash != graph_of(relu, 8).content_hash

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from trappm.profiler.devices.catalogue import CONTEXT_MIB, card_of
-from trappm.profiler.records import Configuration, Measurement, Outcome, Phase, Precision
 from trappm.profiler.memory.allocator import MIB, Allocator
-from trappm.profiler.static_profile import static_profile
+from trappm.profiler.records import Configuration, Measurement, Outcome, Phase, Precision
+from trappm.profiler.trace import trace
 
 DATA = Path(__file__).parents[3] / "examples" / "data" / "h100"
 H100 = card_of("h100")
@@ -29,8 +29,8 @@ def measured():
     return {m.configuration: m for m in measurements if m.outcome is Outcome.OK}
 
 
-# The batch sizes of a model share its profile.
-profile_of = functools.cache(static_profile)
+# The batch sizes of a model share its trace.
+step_of = functools.cache(trace)
 
 
 def units(size_bytes):
@@ -87,7 +87,7 @@ def test_simulated_memory_agrees_with_an_h100(architecture):
             architecture, Phase.TRAIN, Precision.FP32
         ):  # fmt: skip
             continue
-        step = profile_of(architecture, configuration.input_size).step
+        step = step_of(architecture, configuration.input_size)
         simulated = step.memory(configuration.batch_size, configuration.optimizer)
         live_mib = simulated.live_mib + H100.library_workspace_mib(Phase.TRAIN)
         real_mib = measurement.memory_detail_mib["peak_allocated"]

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from traced_steps import meta, tiny, trace_step
 
-from trappm.profiler.records import Optimizer
 from trappm.profiler.memory.allocator import MIB, Allocator, ExpandableAllocator
 from trappm.profiler.memory.replay import simulate_memory
-from trappm.profiler.records.allocations import Event, Allocations
 from trappm.profiler.memory.training_loop import Loop, TrainingLoop
+from trappm.profiler.records import Optimizer
+from trappm.profiler.records.allocations import Allocations, Event
 
 MIB_UNITS = MIB // 512
 """The allocator counts in units of 512 bytes."""

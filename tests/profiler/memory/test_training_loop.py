@@ -14,8 +14,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from trappm.profiler.errors import InputError
-from trappm.profiler.models.model_input import Sample
-from trappm.profiler.records import Optimizer
 from trappm.profiler.memory.allocator import MIB, Allocator
 from trappm.profiler.memory.replay import simulate_memory
 from trappm.profiler.memory.training_loop import (
@@ -23,7 +21,9 @@ from trappm.profiler.memory.training_loop import (
     ParameterGroup,
     TrainingLoop,
 )
-from trappm.profiler.tracing.tracer import StepOptions, Tracer
+from trappm.profiler.models.model_input import Sample
+from trappm.profiler.records import Optimizer
+from trappm.profiler.tracing.tracer import Tracer
 
 UNIT = 512
 WIDTH = 301
@@ -169,7 +169,7 @@ def residual_trace():
     with torch.device("meta"):
         model = residual()
     inputs = Sample((WIDTH,), torch.float32)
-    return Tracer(model, inputs, StepOptions(loss=loss_of)).step().trace
+    return Tracer(model, inputs, loss=loss_of).trace().allocations
 
 
 @pytest.mark.parametrize("set_to_none", BOTH)

@@ -19,14 +19,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from trappm.profiler.errors import InputError, UnsupportedModelError
 from trappm.profiler.models.model_input import ExampleInputs
 from trappm.profiler.models.on_meta import on_meta
-from trappm.profiler.records import Phase
-from trappm.profiler.records.kernels import Pass, Size
-from trappm.profiler.records.trace import StepSource
 from trappm.profiler.records.allocations import Event
+from trappm.profiler.records.kernels import Pass, Size
+from trappm.profiler.records.trace import TraceSettings, TraceSource
 from trappm.profiler.tracing import gpu_functions, losses, step_recorder
 from trappm.profiler.tracing.kernel_log import AllocationLog, tensors_of
 from trappm.profiler.tracing.losses import default_loss
-from trappm.profiler.tracing.tracer import StepOptions, Tracer
+from trappm.profiler.tracing.tracer import Tracer
 
 
 def params(chosen):
@@ -58,17 +57,20 @@ def estimate(foreign, **options):
     )
 
 
-def tracer(foreign, batch_sizes=(8, 32), *, fused_attention=True):
+def traced(foreign, batch_sizes=(8, 32), *, fused_attention=True):
     args, kwargs = foreign.call()
     if foreign.is_pairwise or foreign.by_values:
         batch_sizes = (batch_of(foreign), batch_of(foreign))
     loss = default_loss if foreign.loss is None else lambda output, _: foreign.loss(output)
-    options = StepOptions(loss=loss, fused_attention=fused_attention)
     original = foreign.build()
     return Tracer(
-        on_meta(original, None), ExampleInputs.of(*args, **kwargs), options, batch_sizes,
+        on_meta(original, None),
+        ExampleInputs.of(*args, **kwargs),
+        TraceSettings(fused_attention=fused_attention),
+        batch_sizes=batch_sizes,
+        loss=loss,
         original=original if foreign.by_values else None,
-    )  # fmt: skip
+    ).trace()
 
 
 def batch_of(foreign):
@@ -110,12 +112,7 @@ def attention_as_on_the_cpu(monkeypatch):
 @pytest.mark.usefixtures("attention_as_on_the_cpu")
 @pytest.mark.parametrize("foreign", params(COMPARED))
 def test_what_autograd_keeps_is_what_a_real_step_keeps_at_a_batch_size_never_traced(foreign):
-    traced = tracer(foreign)
-    traced.phase(Phase.TRAIN)
-    first, second = (r.allocations.saved_bytes for r in traced._known[Phase.TRAIN, False])
-    slope, rest = divmod(second - first, 32 - 8)
-    assert not rest
-    assert first + slope * (batch_of(foreign) - 8) == kept_on_the_cpu(foreign)
+    assert traced(foreign).saved_bytes.at(batch_of(foreign)) == kept_on_the_cpu(foreign)
 
 
 def real_flops(foreign):
@@ -131,7 +128,7 @@ def real_flops(foreign):
 
 @pytest.mark.parametrize("foreign", params(f for f in EQUAL if not f.is_recurrent))
 def test_the_kernels_compute_what_pytorch_counts(foreign):
-    table = tracer(foreign, fused_attention=False).phase(Phase.TRAIN)[1]
+    table = traced(foreign, fused_attention=False).kernels.table
     flops = table.sizes[:, Size.FLOPS] @ np.array([1, batch_of(foreign)]) * table.counts
     forward, both = real_flops(foreign)
     if "mobilenet" in foreign.name:  # PyTorch miscounts gradients of grouped convolutions
@@ -172,9 +169,9 @@ def real_events(foreign):
 
 
 def traced_events(foreign):
-    trace = tracer(foreign).phase(Phase.TRAIN)[0]
-    events = np.stack([trace.kinds, trace.blocks, trace.sizes_at(batch_of(foreign))], axis=1)
-    return events[np.isin(trace.kinds, (Event.ALLOCATE, Event.FREE, Event.END_OF_FORWARD))]
+    step = traced(foreign).allocations
+    events = np.stack([step.kinds, step.blocks, step.sizes_at(batch_of(foreign))], axis=1)
+    return events[np.isin(step.kinds, (Event.ALLOCATE, Event.FREE, Event.END_OF_FORWARD))]
 
 
 def peak(events):
@@ -231,7 +228,7 @@ def test_gradients_meet_in_place_as_the_engine_adds_them(name, monkeypatch):
         return decided[-1]
 
     monkeypatch.setattr(step_recorder, "_accumulates", deciding)
-    tracer(foreign, (4, 4)).phase(Phase.TRAIN)
+    traced(foreign, (4, 4))
     model, inputs = foreign.build().train(), foreign.call()
     loss = real_loss(foreign, model(*inputs[0], **inputs[1]), inputs)
     with torch.profiler.profile() as profiled:
@@ -269,7 +266,7 @@ def test_autocast_casts_what_is_computed_again_and_what_wants_one_type(name, pre
 def test_a_recurrent_language_model_multiplies_as_cells_do(layer):
     """But cuDNN computes the gradient of the first state, which nobody wants."""
     foreign = BY_NAME[f"{layer.__name__} language model"]
-    table = tracer(foreign).phase(Phase.TRAIN)[1]
+    table = traced(foreign).kernels.table
     flops = table.sizes[:, Size.FLOPS] @ np.array([1, BATCH_SIZE]) * table.counts
     with torch.backends.mkldnn.flags(enabled=False):
         _, both = real_flops(foreign)
@@ -323,7 +320,7 @@ def written_into(x, numbers):
 def test_a_step_is_run_for_other_values_than_whole_numbers_of_constants_and_example(ask, is_known):
     inputs = torch.rand(2, 4), torch.tensor([1, 2])
     source = simulated(Asks(ask=ask, head=nn.Linear(4, 1)), *inputs).memory_source
-    assert source is (StepSource.TRACED if is_known else StepSource.RUN)
+    assert source is (TraceSource.TRACED if is_known else TraceSource.RUN)
 
 
 def test_a_tensor_that_is_given_twice_is_one_tensor():
@@ -356,9 +353,8 @@ def grouped_attention(dtype):
     grouped = Function(attention, q=nn.Linear(64, 64), k=nn.Linear(64, 16), v=nn.Linear(64, 16))
     model = on_meta(grouped.to(dtype), None)
     inputs = ExampleInputs.of(torch.empty(2, 32, 64, dtype=dtype))
-    traced = Tracer(model, inputs)
-    _, kernels = traced.phase(Phase.TRAIN)
-    return traced._known[Phase.TRAIN, False][0].allocations.saved_bytes, kernels
+    step = Tracer(model, inputs).trace()
+    return step.saved_bytes.at(8), step.kernels.table
 
 
 def test_keys_of_grouped_queries_are_repeated_only_where_no_kernel_shares_them():

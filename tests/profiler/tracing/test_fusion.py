@@ -6,11 +6,11 @@ import torch
 from small_modules import Function, Parts
 from torch import nn
 
-from trappm.profiler.records import MemoryFormat, Phase, Precision
+from trappm.profiler.records import Execution, MemoryFormat, Phase, Precision
 from trappm.profiler.records.kernels import KernelKind, Pass, Size
-from trappm.profiler.static_profile import compiled_kernels, traced_phase
+from trappm.profiler.records.trace import TraceSettings
+from trappm.profiler.trace import trace
 from trappm.profiler.tracing.fusion import prefers_channels_last
-from trappm.profiler.tracing.tracer import StepOptions
 
 SIZE, BATCH = 8, 4
 IMAGES = BATCH * 16 * SIZE * SIZE * 4
@@ -18,8 +18,8 @@ IMAGES = BATCH * 16 * SIZE * SIZE * 4
 
 
 def kernels(model, phase=Phase.INFER, **options):
-    how = StepOptions(**options)
-    return compiled_kernels(model, SIZE, phase, how, traced_phase(model, SIZE, phase, how)[1])
+    settings = TraceSettings(execution=Execution.COMPILE, **options)
+    return trace(model, SIZE, settings, phase).kernels.table
 
 
 def of_kind(table, *kinds):
@@ -89,7 +89,7 @@ def test_a_mean_of_pixels_is_fused_only_where_they_are_the_inner_axis(layout, co
 
 def test_the_backward_pass_computes_pointwise_results_again():
     model = nn.Sequential(convolution(), nn.GELU(), nn.Hardswish(), convolution(16))
-    eager = traced_phase(model, SIZE, Phase.TRAIN, StepOptions())[1]
+    eager = trace(model, SIZE).kernels.table
     fused = kernels(model, Phase.TRAIN)
     assert fused.counts.sum() < eager.counts.sum()
     backward = fused.passes > 0
@@ -109,7 +109,7 @@ def test_the_backward_pass_of_a_batch_norm_sums_up_before_it_writes():
 
 def test_inductor_chooses_the_layout_by_its_convolutions():
     def prefers(model, phase=Phase.INFER):
-        return prefers_channels_last(traced_phase(model, 64, phase, StepOptions())[1], phase)
+        return prefers_channels_last(trace(model, 64, phase=phase).kernels.table, phase)
 
     assert prefers("resnet18")
     assert prefers("resnet18", Phase.TRAIN)

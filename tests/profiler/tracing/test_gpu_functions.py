@@ -16,10 +16,12 @@ from trappm.profiler.models.model_input import Sample
 from trappm.profiler.models.on_meta import on_meta
 from trappm.profiler.records import Phase, Precision
 from trappm.profiler.records.kernels import KernelKind
+from trappm.profiler.records.trace import TraceSettings
+from trappm.profiler.trace import trace
 from trappm.profiler.tracing.gpu_functions import CAST, REFUSED, TRACED_GPU, GpuFunctions
 from trappm.profiler.tracing.gpu_operators import result_of
 from trappm.profiler.tracing.kernel_log import KernelLog
-from trappm.profiler.tracing.tracer import StepOptions, Tracer
+from trappm.profiler.tracing.tracer import Tracer
 
 TOKENS = torch.empty(2, 4, 6, 8, device="meta", requires_grad=True)
 FUSED = "_FusedAttentionBackward"
@@ -29,14 +31,35 @@ def attention():
     return type(F.scaled_dot_product_attention(TOKENS, TOKENS, TOKENS).grad_fn).__name__
 
 
+def asked_in_a_step(ask):
+    """Return what this function returns in the forward pass of a traced step."""
+    answers = []
+
+    def body(self, x):
+        if not answers:
+            answers.append(ask())
+        return self.head(x.mean((2, 3)))
+
+    trace(Function(body, head=nn.Linear(3, 2)), 8)
+    return answers[0]
+
+
 def test_attention_and_dropout_are_those_of_a_gpu_within():
+    odd = torch.empty(2, 4, 6, 7, device="meta", requires_grad=True)
+
+    def gradients():
+        return (
+            attention(),
+            F.dropout(TOKENS).grad_fn.name(),
+            type(F.scaled_dot_product_attention(odd, odd, odd).grad_fn).__name__,
+        )
+
     plain = attention()
     assert plain != FUSED
-    with GpuFunctions(KernelLog()):
-        assert attention() == FUSED
-        assert F.dropout(TOKENS).grad_fn.name() == "NativeDropoutBackward0"
-        odd = torch.empty(2, 4, 6, 7, device="meta", requires_grad=True)
-        assert type(F.scaled_dot_product_attention(odd, odd, odd).grad_fn).__name__ != FUSED
+    even, dropped, uneven = asked_in_a_step(gradients)
+    assert even == FUSED
+    assert dropped == "NativeDropoutBackward0"
+    assert uneven != FUSED
     assert attention() == plain
 
 
@@ -45,17 +68,21 @@ def test_two_threads_that_overlap_leave_nothing_behind_and_do_not_see_each_other
     plain, seen = attention(), {}
     barrier = threading.Barrier(3, timeout=30)
 
+    def early():
+        barrier.wait()  # all have begun
+        return attention()
+
+    def late():
+        barrier.wait()
+        barrier.wait()  # the first has ended
+        return attention()
+
     def first():
-        with GpuFunctions(KernelLog()):
-            barrier.wait()  # all have begun
-            seen["first"] = attention()
-        barrier.wait()  # the first has ended, the second has not
+        seen["first"] = asked_in_a_step(early)
+        barrier.wait()
 
     def second():
-        with GpuFunctions(KernelLog()):
-            barrier.wait()
-            barrier.wait()
-            seen["second"] = attention()
+        seen["second"] = asked_in_a_step(late)
 
     threads = [threading.Thread(target=body) for body in (first, second)]
     for thread in threads:
@@ -76,7 +103,8 @@ def table_of(function, phase=Phase.TRAIN, **options):
         lambda self, x: self.head(function(self, x.mean((2, 3)))), head=nn.Linear(3, 2)
     )
     model = on_meta(classifier, 8)
-    return Tracer(model, Sample.of(8), StepOptions(**options)).phase(phase)[1]
+    step = Tracer(model, Sample.of(8), TraceSettings(**options), phase).trace()
+    return step.kernels.table
 
 
 def on_a_stream(self, x):

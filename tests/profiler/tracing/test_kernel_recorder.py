@@ -8,10 +8,14 @@ from small_modules import Function, Parts
 from torch import nn
 
 from trappm.profiler.errors import UnsupportedModelError
+from trappm.profiler.models.model_input import Sample
+from trappm.profiler.models.on_meta import on_meta
 from trappm.profiler.records import MemoryFormat, Phase, Precision
-from trappm.profiler.records.kernels import KernelKind, Pass, Size
 from trappm.profiler.records.allocations import TRACED_BATCH_SIZES
-from trappm.profiler.static_profile import kernel_profile, step_profile
+from trappm.profiler.records.kernels import KernelKind, Pass, Size
+from trappm.profiler.records.trace import TraceSettings
+from trappm.profiler.trace import trace
+from trappm.profiler.tracing.tracer import Tracer
 
 
 def tiny():
@@ -33,41 +37,45 @@ class Attention(Parts):
         return mixed.transpose(1, 2).flatten(2).mean(1)
 
 
-def rows(profile, kind, phase=Phase.TRAIN, which=None):
+def step_kernels(model, input_size, phase=Phase.TRAIN, **settings):
+    return trace(model, input_size, TraceSettings(**settings), phase).kernels
+
+
+def rows(step, kind, which=None):
     """Count and sizes at batch size 4 of the kernels of this kind."""
-    kernels = profile.at(4, phase)
+    kernels = step.at(4)
     chosen = kernels.table.kinds == kind
     if which is not None:
         chosen &= kernels.table.passes == which
     return kernels.table.counts[chosen], kernels.sizes[chosen]
 
 
-def total_flops(profile, batch_size, phase):
-    kernels = profile.at(batch_size, phase)
+def total_flops(step, batch_size):
+    kernels = step.at(batch_size)
     return float(kernels.table.counts @ kernels.sizes[:, Size.FLOPS])
 
 
 def test_a_convolution_has_three_passes_but_no_gradient_of_the_images():
-    profile = kernel_profile(tiny(), 16)
+    step = step_kernels(tiny(), 16)
     flops = 2 * 4 * 256 * 8 * 27
     images, weight, result = 4 * 3 * 256 * 4, 8 * 27 * 4, 4 * 8 * 256 * 4
-    counts, sizes = rows(profile, KernelKind.DENSE, which=Pass.FORWARD)
+    counts, sizes = rows(step, KernelKind.DENSE, which=Pass.FORWARD)
     assert counts.tolist() == [1]
     expected = [images + weight, result, flops, 4 * 256, 8, 27, 1]
     assert sizes.tolist() == [expected]
-    counts, sizes = rows(profile, KernelKind.DENSE, which=Pass.WEIGHT_GRADIENT)
+    counts, sizes = rows(step, KernelKind.DENSE, which=Pass.WEIGHT_GRADIENT)
     assert sizes.tolist() == [[images + result, weight, flops, 8, 27, 4 * 256, 1]]
-    assert not len(rows(profile, KernelKind.DENSE, which=Pass.DATA_GRADIENT)[0])
+    assert not len(rows(step, KernelKind.DENSE, which=Pass.DATA_GRADIENT)[0])
 
 
 def test_a_batch_norm_reads_twice_when_it_takes_statistics():
-    profile = kernel_profile(tiny(), 16)
+    trains, infers = (step_kernels(tiny(), 16, phase) for phase in Phase)
     images, vector = 4 * 8 * 256 * 4, 8 * 4
-    _, sizes = rows(profile, KernelKind.BATCH_NORM, Phase.TRAIN, Pass.FORWARD)
+    _, sizes = rows(trains, KernelKind.BATCH_NORM, Pass.FORWARD)
     read, written = sizes[0, : Size.WRITTEN_BYTES + 1]
     assert 2 * images <= read <= 2 * images + 8 * vector
     assert images <= written <= images + 8 * vector
-    _, sizes = rows(profile, KernelKind.BATCH_NORM, Phase.INFER)
+    _, sizes = rows(infers, KernelKind.BATCH_NORM)
     assert images <= sizes[0, Size.READ_BYTES] <= images + 8 * vector
     assert sizes[0, Size.COLUMNS] == 8
 
@@ -75,22 +83,22 @@ def test_a_batch_norm_reads_twice_when_it_takes_statistics():
 def test_an_optimizer_works_on_what_gets_a_gradient():
     model = tiny()
     model.convolution.weight.requires_grad_(False)
-    profile = kernel_profile(model, 16)
-    assert profile.parameter_tensors == 4
-    assert profile.parameters == 8 + 8 + 80 + 10
+    step = step_kernels(model, 16)
+    assert step.parameter_tensors == 4
+    assert step.parameters == 8 + 8 + 80 + 10
 
 
 def test_autocast_computes_products_in_16_bits_and_casts_each_weight_once():
     model = nn.Sequential(nn.Conv2d(3, 8, 1, bias=False), nn.Conv2d(8, 8, 1, bias=False))
     model.append(model[1])  # the same weights again
-    half = kernel_profile(model, 8, precision=Precision.AMP_FP16)
-    full = kernel_profile(model, 8)
-    for profile, computes_in_half in ((half, True), (full, False)):
-        chosen = profile.infer.kinds == KernelKind.POINTWISE
-        assert profile.infer.half[chosen].all() == computes_in_half
-    counts, sizes = rows(half, KernelKind.CAST, Phase.INFER)
+    half = step_kernels(model, 8, Phase.INFER, precision=Precision.AMP_FP16)
+    full = step_kernels(model, 8, Phase.INFER)
+    for step, computes_in_half in ((half, True), (full, False)):
+        chosen = step.table.kinds == KernelKind.POINTWISE
+        assert step.table.half[chosen].all() == computes_in_half
+    counts, sizes = rows(half, KernelKind.CAST)
     assert counts.sum() == 3  # the images, and two weights
-    assert not len(rows(full, KernelKind.CAST, Phase.INFER)[0])
+    assert not len(rows(full, KernelKind.CAST)[0])
     images = 4 * 3 * 64
     assert sizes[:, Size.READ_BYTES].max() == images * 4
     assert sizes[:, Size.WRITTEN_BYTES].max() == images * 2
@@ -98,37 +106,38 @@ def test_autocast_computes_products_in_16_bits_and_casts_each_weight_once():
 
 def test_autocast_normalises_in_32_bits():
     model = nn.Sequential(nn.Flatten(), nn.Linear(192, 64), nn.LayerNorm(64))
-    profile = kernel_profile(model, 8, precision=Precision.AMP_BF16)
-    chosen = profile.infer.kinds == KernelKind.LAYER_NORM
+    table = step_kernels(model, 8, Phase.INFER, precision=Precision.AMP_BF16).table
+    chosen = table.kinds == KernelKind.LAYER_NORM
     assert chosen.sum() == 1
-    assert not profile.infer.half[chosen].any()
+    assert not table.half[chosen].any()
 
 
 def test_attention_is_one_kernel_or_several_as_the_stack_has_it():
     model = Attention(stem=nn.Conv2d(3, 32, 4, 4), query_key_value=nn.Linear(32, 96))
-    fused = kernel_profile(model, 16)
-    apart = kernel_profile(model, 16, fused_attention=False)
-    assert rows(fused, KernelKind.ATTENTION, Phase.INFER)[0].sum() == 1
-    assert rows(fused, KernelKind.ATTENTION)[0].sum() == 2  # forward and backward
-    assert not len(rows(fused, KernelKind.MATMUL)[0])
-    assert rows(apart, KernelKind.MATMUL, Phase.INFER)[0].sum() == 2
-    assert rows(apart, KernelKind.MATMUL)[0].sum() == 6
-    assert rows(apart, KernelKind.SOFTMAX, Phase.INFER)[0].sum() == 1
-    assert total_flops(fused, 4, Phase.INFER) == total_flops(apart, 4, Phase.INFER)
+    fused, apart = (
+        {phase: step_kernels(model, 16, phase, fused_attention=is_fused) for phase in Phase}
+        for is_fused in (True, False)
+    )
+    assert rows(fused[Phase.INFER], KernelKind.ATTENTION)[0].sum() == 1
+    assert rows(fused[Phase.TRAIN], KernelKind.ATTENTION)[0].sum() == 2  # forward and backward
+    assert not len(rows(fused[Phase.TRAIN], KernelKind.MATMUL)[0])
+    assert rows(apart[Phase.INFER], KernelKind.MATMUL)[0].sum() == 2
+    assert rows(apart[Phase.TRAIN], KernelKind.MATMUL)[0].sum() == 6
+    assert rows(apart[Phase.INFER], KernelKind.SOFTMAX)[0].sum() == 1
+    assert total_flops(fused[Phase.INFER], 4) == total_flops(apart[Phase.INFER], 4)
 
 
 def test_channels_last_images_stay_so_and_mixed_layouts_are_copied():
-    last = kernel_profile(tiny(), 16, memory_format=MemoryFormat.CHANNELS_LAST)
-    assert last.infer.channels_last[last.infer.kinds == KernelKind.DENSE].all()
-    plain = kernel_profile(tiny(), 16)
-    assert not plain.infer.channels_last.any()
+    last = step_kernels(tiny(), 16, Phase.INFER, memory_format=MemoryFormat.CHANNELS_LAST).table
+    assert last.channels_last[last.kinds == KernelKind.DENSE].all()
+    assert not step_kernels(tiny(), 16, Phase.INFER).table.channels_last.any()
 
     crossed = Function(
         lambda self, x: self.second(self.first(x).transpose(2, 3)),
         first=nn.Conv2d(3, 8, 1),
         second=nn.Conv2d(8, 8, 1),
     )
-    assert rows(kernel_profile(crossed, 16), KernelKind.COPY, Phase.INFER)[0].sum() == 1
+    assert rows(step_kernels(crossed, 16, Phase.INFER), KernelKind.COPY)[0].sum() == 1
 
 
 class Standardised(nn.Conv2d):
@@ -142,7 +151,7 @@ class Standardised(nn.Conv2d):
 def test_convolutions_of_channels_last_images_write_such_whatever_their_weights(second):
     head = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)
     model = nn.Sequential(nn.Conv2d(3, 8, 3), second, nn.ReLU(), *head)
-    table = kernel_profile(model, 16, memory_format=MemoryFormat.CHANNELS_LAST).train
+    table = step_kernels(model, 16, memory_format=MemoryFormat.CHANNELS_LAST).table
     of_images = np.isin(table.kinds, [KernelKind.DENSE, KernelKind.POINTWISE])
     assert table.channels_last[of_images].all()
     assert (table.passes[of_images] == Pass.DATA_GRADIENT).any()
@@ -156,18 +165,19 @@ def recurrent(kind, **options):
 
 
 def test_a_recurrent_layer_is_a_product_of_all_inputs_and_one_for_each_step():
-    profile = kernel_profile(recurrent(nn.LSTM, bidirectional=True), 16)
+    layer = recurrent(nn.LSTM, bidirectional=True)
+    trains, infers = (step_kernels(layer, 16, phase) for phase in Phase)
     # For each direction one product of all inputs, and one more for each of the 16 steps.
-    assert sorted(rows(profile, KernelKind.LINEAR, Phase.INFER)[0]) == [2, 2 * 16]
-    of_weights = rows(profile, KernelKind.LINEAR, which=Pass.WEIGHT_GRADIENT)[0]
+    assert sorted(rows(infers, KernelKind.LINEAR)[0]) == [2, 2 * 16]
+    of_weights = rows(trains, KernelKind.LINEAR, which=Pass.WEIGHT_GRADIENT)[0]
     assert of_weights.sum() == 4  # of all steps at once
     # Two directions, 16 steps, four gates.
-    assert total_flops(profile, 4, Phase.INFER) == 2 * 2 * 16 * 4 * (16 + 8) * 4 * 8
+    assert total_flops(infers, 4) == 2 * 2 * 16 * 4 * (16 + 8) * 4 * 8
 
 
 @pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
 def test_autocast_runs_every_recurrent_layer_in_16_bits(layer):
-    table = kernel_profile(recurrent(layer), 16, precision=Precision.AMP_BF16).train
+    table = step_kernels(recurrent(layer), 16, precision=Precision.AMP_BF16).table
     assert table.half[table.kinds == KernelKind.LINEAR].all()
 
 
@@ -176,8 +186,7 @@ def test_an_operator_that_nobody_described_is_bound_by_memory():
         lambda self, x: torch.fft.fft2(x).abs().mean((2, 3)) + self.bias,
         bias=nn.Parameter(torch.zeros(3)),
     )
-    profile = kernel_profile(fourier, 16)
-    counts, sizes = rows(profile, KernelKind.OTHER, Phase.INFER)
+    counts, sizes = rows(step_kernels(fourier, 16, Phase.INFER), KernelKind.OTHER)
     assert counts.sum() >= 1
     assert sizes[0, Size.READ_BYTES] >= 4 * 3 * 256 * 4
     assert not sizes[:, Size.FLOPS].any()
@@ -185,17 +194,19 @@ def test_an_operator_that_nobody_described_is_bound_by_memory():
 
 def test_a_model_for_one_batch_size_is_traced_at_that():
     model = Function(lambda self, x: self.head(x.reshape(4, 192)), head=nn.Linear(192, 10))
-    fixed = step_profile(model, 8, batch_sizes=(4, 4)).kernels
-    free = kernel_profile(nn.Sequential(nn.Flatten(), nn.Linear(192, 10)), 8)
+    fixed = trace(model, 8, batch_size=4).kernels
+    free = step_kernels(nn.Sequential(nn.Flatten(), nn.Linear(192, 10)), 8)
     np.testing.assert_array_equal(fixed.at(4).sizes, free.at(4).sizes)
     with pytest.raises(UnsupportedModelError):
-        kernel_profile(model, 8)
+        step_kernels(model, 8)
 
 
 def test_passes_of_products_are_known_at_one_batch_size():
     layers = [nn.Flatten(), nn.Linear(192, 64), nn.ReLU(), nn.Linear(64, 5)]
     model, sizes = nn.Sequential(*layers), (TRACED_BATCH_SIZES, (4, 4))
-    usual, one = (step_profile(model, 8, batch_sizes=pair).kernels for pair in sizes)
+    usual, one = (
+        Tracer(on_meta(model, 8), Sample.of(8), batch_sizes=pair).trace().kernels for pair in sizes
+    )
     for which in Pass:
         counts, sizes = rows(usual, KernelKind.LINEAR, which=which)
         same_counts, same_sizes = rows(one, KernelKind.LINEAR, which=which)
@@ -219,14 +230,14 @@ class Experts(nn.Module):
 
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16])
 def test_products_of_experts_are_those_of_all_tokens_once(precision):
-    profile = kernel_profile(Experts(), 16, precision=precision)
+    step = step_kernels(Experts(), 16, precision=precision)
     pixels = 4 * 16 * 16
     for which, shape in (
         (Pass.FORWARD, (pixels // 4, 8, 3)),
         (Pass.DATA_GRADIENT, (pixels // 4, 3, 8)),
         (Pass.WEIGHT_GRADIENT, (3, 8, pixels // 4)),
     ):
-        _, (sizes,) = rows(profile, KernelKind.LINEAR, which=which)
+        _, (sizes,) = rows(step, KernelKind.LINEAR, which=which)
         assert sizes[Size.FLOPS] == 2 * pixels * 3 * 8
         assert tuple(sizes[[Size.ROWS, Size.COLUMNS, Size.DEPTH]]) == shape
         assert sizes[Size.PRODUCTS] == 4

@@ -11,18 +11,18 @@ from trappm.profiler.errors import UnevenSizesError, UnsupportedModelError
 from trappm.profiler.models.model_input import Sample
 from trappm.profiler.models.on_meta import on_meta
 from trappm.profiler.records import Phase
-from trappm.profiler.records.allocations import Event
-from trappm.profiler.static_profile import step_profile
+from trappm.profiler.records.allocations import TRACED_BATCH_SIZES, Event
+from trappm.profiler.trace import trace
 from trappm.profiler.tracing.tracer import Tracer
 
 
 @pytest.mark.parametrize("architecture", ["test_resnet", "test_vit", "test_convnext", "resnet10t"])
 def test_the_trace_between_two_batch_sizes_is_the_trace_at_that_one(architecture):
     model = meta(architecture)
-    trace = trace_step(model, 64)[0]
+    between = trace_step(model, 64)[0]
     direct = trace_step(model, 64, (16, 17))[0]
-    np.testing.assert_array_equal(trace.sizes_at(16), direct.sizes[:, 0])
-    np.testing.assert_array_equal(trace.blocks, direct.blocks)
+    np.testing.assert_array_equal(between.sizes_at(16), direct.sizes[:, 0])
+    np.testing.assert_array_equal(between.blocks, direct.blocks)
 
 
 def test_a_model_that_cannot_be_traced_says_why():
@@ -80,22 +80,27 @@ UNEVEN = {
 def test_sizes_that_do_not_grow_evenly_are_refused_in_either_phase(body, phase):
     model = on_meta(Function(body, head=nn.Linear(768, 10)), 16)
     with pytest.raises(UnevenSizesError, match="grow faster than the batch"):
-        Tracer(model, Sample.of(16)).phase(phase)
-    trace, kernels = Tracer(model, Sample.of(16), batch_sizes=(12, 12)).phase(phase)
-    assert trace.sizes_at(12).min() >= 0
-    assert kernels.sizes_at(12).min() >= 0
+        Tracer(model, Sample.of(16), phase=phase).trace()
+    step = Tracer(model, Sample.of(16), phase=phase, batch_sizes=(12, 12)).trace()
+    assert step.allocations.sizes_at(12).min() >= 0
+    assert step.kernels.at(12).sizes.min() >= 0
 
 
-def test_a_step_profile_is_refused_whoever_asks_for_it():
+def test_a_step_that_grows_unevenly_is_traced_at_the_batch_size_of_the_question():
     module = Function(UNEVEN["all pairs of samples"], head=nn.Linear(768, 10))
     with pytest.raises(UnevenSizesError):
-        step_profile(module, 16)
+        trace(module, 16)
+    step = trace(module, 16, batch_size=12)
+    assert step.batch_size == 12
+    assert "grow faster than the batch" in step.only_because
 
 
 def test_sizes_of_all_samples_but_one_are_those_at_every_batch_size():
     all_but_one = Function(lambda self, x: self.head(x.flatten(1)[1:]), head=nn.Linear(768, 10))
     model = on_meta(all_but_one, 16)
-    trace, kernels = Tracer(model, Sample.of(16)).phase(Phase.INFER)
-    only, at_five = Tracer(model, Sample.of(16), batch_sizes=(5, 5)).phase(Phase.INFER)
-    np.testing.assert_array_equal(trace.sizes_at(5), only.sizes_at(5))
-    np.testing.assert_array_equal(kernels.sizes_at(5), at_five.sizes_at(5))
+    usual, only = (
+        Tracer(model, Sample.of(16), phase=Phase.INFER, batch_sizes=sizes).trace()
+        for sizes in (TRACED_BATCH_SIZES, (5, 5))
+    )
+    np.testing.assert_array_equal(usual.allocations.sizes_at(5), only.allocations.sizes_at(5))
+    np.testing.assert_array_equal(usual.kernels.at(5).sizes, only.kernels.at(5).sizes)

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 import trappm
 from trappm.profiler.models.model_input import ExampleInputs
 from trappm.profiler.models.on_meta import on_meta
-from trappm.profiler.records import Phase
 from trappm.profiler.records.kernels import KernelKind
-from trappm.profiler.tracing.tracer import StepOptions, Tracer
+from trappm.profiler.tracing.tracer import Tracer
 
 IMAGES, CLASSES = torch.rand(16, 3, 32, 32), torch.zeros(16, dtype=torch.long)
 
@@ -207,8 +206,11 @@ def test_a_sparse_gradient_is_refused_by_its_name(kind):
 
 def test_ctc_has_a_kernel_in_each_pass():
     texts, lengths = torch.zeros(8, 20).long(), (torch.full((8,), 100), torch.full((8,), 20))
-    options = StepOptions(loss=lambda output, _: F.ctc_loss(output, texts, *lengths))
-    inputs = ExampleInputs.of(torch.rand(8, 100, 80))
-    tracer = Tracer(on_meta(Speech(), None), inputs, options, (8, 8))
-    table = tracer.phase(Phase.TRAIN)[1]
+    tracer = Tracer(
+        on_meta(Speech(), None),
+        ExampleInputs.of(torch.rand(8, 100, 80)),
+        batch_sizes=(8, 8),
+        loss=lambda output, _: F.ctc_loss(output, texts, *lengths),
+    )
+    table = tracer.trace().kernels.table
     assert int(table.counts[table.kinds == KernelKind.OTHER].sum()) == 2
