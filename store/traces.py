@@ -50,7 +50,7 @@ class SqlTraces(Repository, TraceCache):
         row = TraceRow
         query = select(row.refusal, row.data, GraphRow.template).outerjoin_from(row, GraphRow)
         found = session.execute(query.where(row.digest == digest)).one_or_none()
-        return None if found is None else found._tuple()
+        return None if found is None else (found.refusal, found.data, found.template)
 
     @writing
     def _remove(self, session: Session, digest: str) -> None:

@@ -98,17 +98,13 @@ def module_home(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def profiles_here():
-    """Static profiles and traces of steps are made in this process: starting Ray takes longer."""
+def traces_here():
+    """Steps are traced in this process: starting Ray takes longer."""
     from trappm.cluster import pool_file, profiles
-
-    def each(make, jobs, after_crash, at_once=None):
-        for job in jobs:
-            yield from make(job)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pool_file, "ray_runtime", lambda address: nullcontext())
-        patch.setattr(profiles, "_each", each)
+        patch.setattr(profiles, "trace_on_ray", lambda keys, _=None: map(profiles.trace_of, keys))
         yield
 
 

@@ -1,9 +1,9 @@
 """Small real records for the store's tests."""
 
+import dataclasses
 import json
 import sqlite3
 from contextlib import contextmanager
-from dataclasses import fields
 
 import numpy as np
 from sqlalchemy import create_engine, select
@@ -14,13 +14,14 @@ from trappm.profiler.records import (
     Measurement,
     MemoryFormat,
     Outcome,
+    Phase,
     Precision,
     Protocol,
     StepSummary,
 )
-from trappm.profiler.records.kernels import KernelProfile, KernelTable, Size
-from trappm.profiler.records.trace import SavedBytes, StepProfile
-from trappm.profiler.records.allocations import Event, Allocations
+from trappm.profiler.records.allocations import Allocations, Event
+from trappm.profiler.records.kernels import KernelTable, Size, StepKernels
+from trappm.profiler.records.trace import SavedBytes, Trace
 from trappm.store import Assignment, OwnerProcess
 from trappm.store.schema import METADATA
 
@@ -46,32 +47,37 @@ def template(nodes=2, macs=10):
     )
 
 
-def step_profile(frozen=0):
-    trace = Allocations(
-        kinds=np.array([Event.ALLOCATE, Event.END_OF_FORWARD, Event.FREE], np.int8),
+def trace(graph=None, frozen=0, **fields):
+    """A small trace of a training step."""
+    events = [Event.ALLOCATE, Event.END_OF_FORWARD, Event.FREE]
+    allocations = Allocations(
+        kinds=np.array(events, np.int8),
         blocks=np.array([0, 0, 0], np.int32),
         sizes=np.array([[512, 2048], [0, 0], [512, 2048]]),
         gradients=np.array([0], np.int32),
         parameter_bytes=np.array([256]),
         parameter_places=np.array([0]),
-        buffer_bytes=np.array([], np.int64),
+        buffer_bytes=np.full(frozen, 4),
     )
-    table = KernelTable(
-        **{field.name: np.zeros(0, np.int64) for field in fields(KernelTable)}
-        | {"sizes": np.zeros((0, len(Size), 2), np.int64)}
-    )
-    kernels = KernelProfile(
-        train=table, infer=table, parameter_tensors=1, parameters=6_000_000_000,
+    columns = {field.name: np.zeros(0, np.int64) for field in dataclasses.fields(KernelTable)}
+    kernels = StepKernels(
+        table=KernelTable(**columns | {"sizes": np.zeros((0, len(Size), 2), np.int64)}),
+        parameter_tensors=1, parameters=6_000_000_000,  # of a giant: more than 32 bits
         precision=Precision.FP32, memory_format=MemoryFormat.CONTIGUOUS,
     )  # fmt: skip
-    return StepProfile(
-        trace=trace,
-        infer_trace=trace,
-        kernels=kernels,
-        saved_bytes=SavedBytes(4096, 5_000_000_000),  # of a giant: more than 32 bits
-        trainable_parameters=6_000_000_000,
-        frozen_parameters=frozen,
-    ).to_bytes()
+    values = {
+        "phase": Phase.TRAIN,
+        "graph": graph or template(),
+        "allocations": allocations,
+        "kernels": kernels,
+        "saved_bytes": SavedBytes(4096, 5_000_000_000),
+    }
+    return Trace(**values | fields)
+
+
+def graph_only(refusal="its loss needs values", graph=None):
+    """A trace of a step that could not be traced beyond its forward pass."""
+    return trace(graph, allocations=None, kernels=None, refusal=refusal)
 
 
 def measurement(what=None, outcome="ok", *, step_ms=12.5, protocol="quick", **fields):

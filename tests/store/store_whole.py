@@ -7,19 +7,18 @@ from store_samples import (
     measure_next,
     owned,
     planned,
-    step_profile,
-    template,
+    trace,
 )
 
 from trappm.profiler.measuring.canary import CanaryReading
+from trappm.profiler.trace_cache import Refusal, TraceKey
 from trappm.store.schema import CampaignRow
 
 
 def fill(store):
     """Rows in every table: labels, a censored one, a failure, a lease, its owner, a canary ..."""
-    graph = template()
-    store.workloads.save_graph("resnet18", 64, graph.to_bytes(), None, step=step_profile())
-    store.workloads.save_graph("odd", 64, None, "no graph")
+    store.traces.put(TraceKey("resnet18", 64), trace())
+    store.traces.put(TraceKey("odd", 64), Refusal("no graph"))
     some = [configuration(batch_size) for batch_size in (1, 2, 3, 4, 5)]
     held_out = configuration(architecture="vgg11")
     store.pools.save("tiny", some)

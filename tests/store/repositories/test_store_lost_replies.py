@@ -16,11 +16,11 @@ from store_samples import (
     measurement,
     planned,
     process,
-    step_profile,
-    template,
+    trace,
 )
 from store_whole import canary_reading
 
+from trappm.profiler.trace_cache import TraceKey
 from trappm.store import Patience, Store
 from trappm.store.schema import METADATA
 
@@ -109,11 +109,11 @@ CASES = {
     "measurements._record_batch": lambda s, c: lambda: s.measurements.record_many(MANY),
     "canaries.save": lambda s, c: lambda: s.canaries.save(canary_reading(), campaign_id=c),
     "pools.save": lambda s, c: lambda: s.pools.save("p", [configuration(32)]),
-    "workloads.save_graph": lambda s, c: (
-        lambda: s.workloads.save_graph(
-            "resnet18", 64, template().to_bytes(), None, step=step_profile()
-        )
-    ),
+    "traces.put": lambda s, c: lambda: s.traces.put(TraceKey("resnet18", 64), trace()),
+    "traces._remove": lambda s, c: (
+        s.traces.put(TraceKey("resnet18", 64), trace()),
+        lambda: s.traces._remove(TraceKey("resnet18", 64).digest),
+    )[1],
     "owners.begin_campaign": lambda s, c: lambda: s.owners.begin_campaign(c),
     "owners.claim_campaign": lambda s, c: (
         s.owners.begin_campaign(c),
