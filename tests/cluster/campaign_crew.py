@@ -9,7 +9,6 @@ import math
 import uuid
 from collections import Counter
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from zlib import crc32
 
 import numpy as np
@@ -17,7 +16,7 @@ import yaml
 
 from trappm.cluster.campaign.loop import Campaign
 from trappm.cluster.campaign.ownership import this_process
-from trappm.cluster.profiles import ProfiledGraph, StepCache, StepKey, TracedStep
+from trappm.cluster.profiles import Traced
 from trappm.cluster.scheduler.messages import CanaryCheck, Choice, Finished, Worker
 from trappm.cluster.scheduler.training_report import TrainingReport
 from trappm.cluster.spec import CampaignSpec, parse_spec
@@ -30,6 +29,8 @@ from trappm.profiler.records import (
     Provenance,
     StepSummary,
 )
+from trappm.profiler.records.trace import Trace
+from trappm.profiler.trace_cache import Refusal, TraceKey
 from trappm.store import Assignment
 
 SPEC = {
@@ -62,7 +63,7 @@ def spec(**changes) -> CampaignSpec:
     return parse_spec(yaml.safe_dump(SPEC | changes), origin="test")
 
 
-def template(name: str) -> bytes:
+def graph_of(name: str) -> GraphTemplate:
     """A graph of two nodes whose weights tell names apart."""
     sizes = {n: np.ones((2, 6), np.int64) for n in ("input_shapes", "output_shapes")}
     sizes |= {n: np.ones(2, np.int64) for n in ("macs", "memory_bytes")}
@@ -72,7 +73,13 @@ def template(name: str) -> bytes:
         constant=sizes,
         slope=sizes,
         parameters=np.array([1, crc32(name.encode())]),
-    ).to_bytes()
+    )
+
+
+def without_step(key, name=None):
+    """A trace with a made-up graph only, of this name or the model's."""
+    graph = graph_of(name or key.model)
+    return Trace(phase=key.phase, graph=graph, allocations=None, kernels=None, refusal="made up")
 
 
 class FakeWorkers:
@@ -106,7 +113,7 @@ class FakeWorkers:
         self.sick = dict(sick or {})
         self.wasted: Counter[str] = Counter()
         """Assignments that sick workers were given, by worker."""
-        self.profiles_elsewhere = False
+        self.traces_elsewhere = False
         self.set_aside_after: list[int] = []
         """Number of starts after which a worker was set aside."""
         self.back_after = math.inf
@@ -118,8 +125,7 @@ class FakeWorkers:
         self.poison = poison
         self.canary = {name: list(readings) for name, readings in (canary or {}).items()}
         self.done: list[tuple[str, str]] = []
-        self.traced: list[StepKey] = []
-        self.kernels = TemporaryDirectory()
+        self.traced: list[TraceKey] = []
         self._hosts = frozenset(self.sick)
         self._names = workers or [(f"w-{device}", device) for device in devices]
         self.starts: list[tuple[str, str]] = []
@@ -128,18 +134,13 @@ class FakeWorkers:
         self.campaign = None
         self._running = []
 
-    def profile(self, pairs):
-        for architecture, size in pairs:
-            if architecture == "vgg11":
-                yield ProfiledGraph(architecture, size, None, "too small an input")
-            else:
-                layers = template(self.duplicates.get(architecture, architecture))
-                yield ProfiledGraph(architecture, size, layers, None)
-
     def trace(self, keys):
         for key in keys:
             self.traced.append(key)
-            yield TracedStep(key, None, "too small an input")
+            if key.model == "vgg11":
+                yield Traced(key, Refusal("too small an input"))
+            else:
+                yield Traced(key, without_step(key, self.duplicates.get(key.model)))
 
     def joined(self):
         if len(self.starts) >= self.back_after:
@@ -267,7 +268,7 @@ class FakeLearner:
         self.seen_roles = set()
         self.promoted = None
 
-    def set_pool(self, pool, steps):
+    def set_pool(self, pool, traces):
         self.pool = {c.id: c for c, _ in pool}
 
     def fit(self, labels):
@@ -313,7 +314,6 @@ def campaign(store, workers, learner=None, campaign_id=None, **changes):
         workers=workers,
         learner=Inline(learner or FakeLearner()),
         snapshots=Path("unused"),
-        steps=StepCache(Path(workers.kernels.name)),
         watch=lambda progress: setattr(workers, "lines", progress.lines),
     )
     return workers.campaign

@@ -1,4 +1,4 @@
-"""A campaign whose pool is profiled, and encoders that are made at once."""
+"""A campaign whose pool is traced, and encoders that are made at once."""
 
 from contextlib import contextmanager
 from dataclasses import replace
@@ -8,7 +8,7 @@ import pytest
 from trappm.cluster.spec import parse_spec
 from trappm.learner.paper.presets import LAPTOP, PRESETS
 from trappm.profiler.records import Configuration
-from trappm.profiler.static_profile import graph_template
+from trappm.profiler.trace_cache import TraceKey
 
 NAMES = ("test_resnet", "test_vit", "test_efficientnet")
 HELD_OUT = "test_vit"
@@ -42,11 +42,10 @@ def hasty_encoders():
 
 
 def new_campaign(store, name="seen"):
-    """The id of a campaign with this pool, which is profiled."""
+    """The id of a campaign with this pool, whose steps are traced."""
     spec = parse_spec(SPEC, origin="the test")
     for architecture in NAMES:
-        graph = graph_template(architecture, 64).to_bytes()
-        store.workloads.save_graph(architecture, 64, graph, None)
+        store.traces.put(TraceKey(architecture, 64), trace(architecture, 64))
     campaign_id = store.campaigns.create(name, spec.model_dump(mode="json"), spec.seed).id
     store.campaigns.set_pool(campaign_id, [(c, c.architecture == HELD_OUT) for c in POOL])
     return campaign_id

@@ -1,4 +1,4 @@
-"""Static profiles, their faults, and the cache of traced steps."""
+"""Traces of single steps, and their faults."""
 
 import itertools
 import signal
@@ -6,88 +6,76 @@ import signal
 import pytest
 
 from trappm.cluster import profiles
-from trappm.cluster.profiles import StepCache, StepKey, profile_graph, trace_steps
-from trappm.profiler.records import GraphTemplate, MemoryFormat, Precision
-from trappm.profiler.records.trace import StepProfile
+from trappm.cluster.profiles import steps_of, trace_of
+from trappm.profiler.errors import BatchOrderError, InputError
+from trappm.profiler.records import Configuration, Phase, Precision
+from trappm.profiler.records.trace import TraceSettings
+from trappm.profiler.trace_cache import Refusal, TraceFolder, TraceKey
 from trappm.profiler.tracing.tracer import Tracer
 
+KEY = TraceKey("test_resnet", 64)
 
-def test_an_architecture_has_a_profile_or_a_refusal():
-    made, refused = profile_graph("test_resnet", 64), profile_graph("test_vit", 67)
-    assert GraphTemplate.from_bytes(made.template).content_hash
-    assert StepProfile.from_bytes(made.step).trainable_parameters > 0
-    assert made.refusal is made.step_refusal is None
-    assert refused.template is refused.step is None
-    assert refused.refusal
+
+def test_a_step_is_traced_in_its_own_settings_and_phase():
+    key = KEY._replace(settings=TraceSettings(precision=Precision.AMP_FP16), phase=Phase.INFER)
+    traced = trace_of(key)
+    assert (traced.key, traced.is_final, traced.remark) == (key, True, None)
+    assert traced.made.phase is Phase.INFER
+    assert traced.made.kernels.precision is Precision.AMP_FP16
+    assert traced.made.graph.content_hash == trace_of(KEY).made.graph.content_hash
+
+
+@pytest.mark.parametrize(("model", "size"), [("test_vit", 67), ("no_such_model", 64)])
+def test_a_model_that_cannot_be_traced_is_refused_for_good(model, size):
+    traced = trace_of(TraceKey(model, size))
+    assert isinstance(traced.made, Refusal)
+    assert traced.is_final
+    assert traced.remark.startswith(f"no graph of {model} at {size} px: ")
 
 
 def work_for_ever(*_):
     return any(i < 0 for i in itertools.count())
 
 
-def fail(*_):
-    raise KeyError("aten.new_operator")
+def raising(error):
+    def fail(*_):
+        raise error
+
+    return fail
 
 
 @pytest.mark.parametrize(
-    ("fault", "message"),
-    [(work_for_ever, "s of CPU time"), (fail, "KeyError: 'aten.new_operator'")],
-)
-def test_a_failing_step_leaves_the_graph_and_a_failing_graph_is_refused(
-    monkeypatch, fault, message
-):
-    monkeypatch.setattr(profiles, "CPU_LIMIT_S", 1.0)
-    profile_graph("test_resnet", 64)  # imports count as well
-    monkeypatch.setattr(Tracer, "step", fault)
-    result = profile_graph("test_resnet", 64)
-    assert result.template is not None
-    assert result.step is None
-    assert message in result.step_refusal
-    monkeypatch.setattr(Tracer, "graph", fault)
-    result = profile_graph("test_resnet", 64)
-    assert result.template is result.step is result.step_refusal is None
-    assert message in result.refusal
-    assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
-
-
-def key(architecture="test_resnet", **changes):
-    fields = {
-        "input_size": 64,
-        "precision": Precision.AMP_FP16,
-        "memory_format": MemoryFormat.CONTIGUOUS,
-        "fused_attention": True,
-    }
-    return StepKey(architecture, **{**fields, **changes})
-
-
-def test_traced_and_refused_steps_are_not_made_again(tmp_path):
-    cache, keys = StepCache(tmp_path / "steps"), [key(), key("no_such_model")]
-    assert cache.missing(keys) == keys
-    made = {traced.key: traced.refusal for traced in trace_steps(keys)}
-    for traced in trace_steps(keys):
-        cache.put(traced)
-    assert made[keys[0]] == ""
-    assert "no_such_model" in made[keys[1]]
-    assert cache.missing([*keys, key(fused_attention=False)]) == [key(fused_attention=False)]
-    profile = StepProfile.from_bytes(cache.get(keys[0]))
-    assert profile.precision is Precision.AMP_FP16
-    assert cache.get(keys[1]) is None
-
-    (path,) = cache.folder.glob("*.npz")
-    path.write_bytes(path.read_bytes()[:-20])
-    assert cache.get(keys[0]) is None
-    assert cache.missing(keys) == keys[:1]
-
-
-@pytest.mark.parametrize(
-    "changes",
+    ("fault", "message", "is_final"),
     [
-        {"architecture": "test_vit"},
-        {"input_size": 96},
-        {"precision": Precision.FP32},
-        {"memory_format": MemoryFormat.CHANNELS_LAST},
-        {"fused_attention": False},
+        (work_for_ever, "s of CPU time", True),
+        (raising(BatchOrderError("it loops over its samples")), "loops over its samples", True),
+        (raising(KeyError("aten.new_operator")), "'aten.new_operator'", False),
+        (raising(MemoryError()), "more memory than there is", False),
+        (raising(OSError(28, "No space left on device")), "No space left on device", False),
+        (raising(InputError("transformers is not installed")), "not installed", False),
     ],
 )
-def test_the_file_name_depends_on_every_setting(changes):
-    assert key(**changes).file_name != key().file_name
+def test_a_refusal_is_final_if_the_model_is_the_reason(
+    monkeypatch, tmp_path, fault, message, is_final
+):
+    trace_of(KEY)  # imports count as well
+    monkeypatch.setattr(profiles, "CPU_LIMIT_S", 1.0)
+    monkeypatch.setattr(Tracer, "trace", fault)
+    traced, cache = trace_of(KEY), TraceFolder(tmp_path)
+    assert message in traced.refusal
+    assert traced.is_final is is_final
+    assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
+    traced.keep(cache)
+    assert (cache.missing([KEY]) == []) is is_final
+
+
+def test_configurations_share_steps():
+    settings = {"architecture": "test_resnet", "input_size": 64}
+    pool = [
+        Configuration(**settings, batch_size=batch, precision=precision, optimizer=optimizer)
+        for batch in (1, 4)
+        for precision in (Precision.FP32, Precision.AMP_FP16)
+        for optimizer in ("sgd", "adamw")
+    ]
+    half = KEY._replace(settings=TraceSettings(precision=Precision.AMP_FP16))
+    assert steps_of(pool) == [half, KEY]

@@ -36,7 +36,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join([sys.path[0], str(TRAPPM)])
 
 import psutil  # noqa: E402
 import ray  # noqa: E402
-from campaign_crew import FakeLearner, Inline, made_up, owned, template  # noqa: E402
+from campaign_crew import FakeLearner, Inline, made_up, owned, without_step  # noqa: E402
 from ray.cluster_utils import Cluster  # noqa: E402
 
 import trappm.cluster.actors.profiler_pool  # noqa: E402
@@ -49,11 +49,7 @@ from trappm.cluster.actors.learner import LearnerHandle  # noqa: E402
 from trappm.cluster.actors.profiler_pool import ProfilerPool, this_process  # noqa: E402
 from trappm.cluster.campaign.actor import CampaignActor  # noqa: E402
 from trappm.cluster.campaign.loop import Campaign  # noqa: E402
-from trappm.cluster.profiles import (  # noqa: E402
-    ProfiledGraph,
-    StepCache,
-    TracedStep,
-)
+from trappm.cluster.profiles import Traced  # noqa: E402
 from trappm.cluster.ray_runtime import ACCELERATOR_LABEL, NAMESPACE  # noqa: E402
 from trappm.cluster.spec import CampaignSpec  # noqa: E402
 from trappm.store import Home, Patience, Store  # noqa: E402
@@ -182,13 +178,9 @@ class MadeUpCampaignActor(CampaignActor):
 class MadeUpPool(ProfilerPool):
     """The real pool, with such profilers."""
 
-    def profile(self, pairs):
-        for architecture, size in pairs:
-            yield ProfiledGraph(architecture, size, template(architecture), None)
-
     def trace(self, keys):
         for key in keys:
-            yield TracedStep(key, None, "made up")
+            yield Traced(key, without_step(key))
 
 
 def spec(
@@ -291,7 +283,6 @@ def play(url, plan, faults=lambda recorded: None, learner=None):
         campaign = Campaign(
             store=owned(store, record.id), id=record.id, spec=plan, workers=workers,
             snapshots=Path("unused"), learner=learner or Inline(FakeLearner()),
-            steps=StepCache(Home.find().step_profiles),
         )  # fmt: skip
         if isinstance(learner, LearnerHandle):
             learner.tell = lambda message: campaign.note("learner", message)

@@ -29,12 +29,14 @@ import trappm.cluster.launch
 from trappm.cluster.campaign.loop import CampaignStopped
 from trappm.cluster.campaign.planner import with_whole_pool
 from trappm.cluster.launch import check_spec, order_retry, order_stop, start_or_continue, to_resume
-from trappm.cluster.profiles import StepCache, TracedStep
+from trappm.cluster.profiles import Traced
 from trappm.cluster.scheduler.messages import Worker
 from trappm.cluster.spec import parse_spec
+from trappm.profiler import trace_cache
 from trappm.profiler.errors import CampaignError, InputError
 from trappm.profiler.host.environment import stack_fingerprint
 from trappm.profiler.models.pool import build_pool
+from trappm.profiler.trace_cache import Refusal, TraceKey
 from trappm.store import CampaignState, Store
 
 
@@ -54,8 +56,7 @@ def test_a_campaign_measures_its_budget_once_and_publishes(store, new_store):
     assert learner.evaluate
     assert not learner.train & learner.evaluate
     assert {c.architecture for c, _ in store.campaigns.pool(run.id)}.isdisjoint({"vgg11"})
-    ((pair, reason),) = store.workloads.refusals().items()  # it has no graph
-    assert (pair[0], reason) == ("vgg11", "too small an input")
+    assert store.traces.get(TraceKey("vgg11", 64)) == Refusal("too small an input")
     with Store.open(new_store()) as another:
         ran(another, again := FakeWorkers())
     assert again.starts == workers.starts  # by the same seed
@@ -96,7 +97,7 @@ def test_a_missing_or_too_small_pool_is_refused_before_the_campaign_starts(store
         check_spec(store, spec(pool="bilt"), "auto")
     check_spec(store, spec(pool="built"), "auto")
     for architecture in ("resnet10t", "resnet14t", "resnet18"):
-        store.workloads.save_graph(architecture, 64, None, "too odd")
+        store.traces.put(TraceKey(architecture, 64), Refusal("too odd"))
     with pytest.raises(InputError, match="budget for cpu-2t cannot be met"):
         check_spec(store, spec(pool="built"), "auto")
 
@@ -228,12 +229,12 @@ def test_an_order_from_another_shell_stops_a_campaign(store, monkeypatch, state)
 
 
 @pytest.mark.parametrize("state", [CampaignState.PAUSED, CampaignState.CANCELLED])
-def test_an_order_from_another_shell_stops_the_profiling_of_graphs(store, monkeypatch, state):
+def test_an_order_from_another_shell_stops_the_tracing_of_graphs(store, monkeypatch, state):
     class OrderedAboutGraphs(FakeWorkers):
-        def profile(self, pairs):
-            for graph in super().profile(pairs):
-                asked_for.append(graph)
-                yield graph
+        def trace(self, keys):
+            for traced in super().trace(keys):
+                asked_for.append(traced)
+                yield traced
                 order_stop(store, None, state)
 
     monkeypatch.setattr(trappm.cluster.campaign.loop, "LOOK_S", 0.0)
@@ -248,44 +249,65 @@ def test_an_order_from_another_shell_stops_the_profiling_of_graphs(store, monkey
 
 
 @pytest.mark.parametrize(
-    ("devices", "formats"),
-    [(("a100", "v100"), 2), (("cpu-2t", "cpu-1t"), 2), (("nobodys", "others"), 0)],
+    "devices",
+    [("a100", "v100"), ("cpu-2t", "cpu-1t"), ("nobodys", "others")],
 )
-def test_kernels_are_traced_once_per_memory_format_of_a_known_device(store, devices, formats):
-    groups = [{**SPEC["pool"]["groups"][0], "memory_formats": ["contiguous", "channels-last"]}]
+def test_each_step_of_a_pool_is_traced_once(store, devices):
     workers = FakeWorkers(devices=devices, stop_after=3)
     options = {"devices": dict(zip(("source", "target"), devices, strict=True))}
-    run = campaign(store, workers, pool={"groups": groups}, **options)
+    run = campaign(store, workers, **IN_TWO_FORMATS, **options)
     with pytest.raises(CampaignStopped):
         run.run()
     names = {c.architecture for c, _ in store.campaigns.pool(run.id)}
-    assert len(workers.traced) == len(set(workers.traced)) == formats * len(names)
-    assert sum("no step of" in line for line in workers.lines) == len(workers.traced)
+    assert len(workers.traced) == len(set(workers.traced)) == 2 * len(names) + 1
+    assert sum("no step of" in line for line in workers.lines) == 2 * len(names)
+    assert sum("no graph of vgg11 at 64 px: too small" in line for line in workers.lines) == 1
 
     again = FakeWorkers(devices=devices)
-    again.kernels = workers.kernels
     campaign(store, again, campaign_id=run.id).run()
     assert not again.traced
 
 
-def test_lost_and_damaged_traces_are_made_again(store):
+def test_lost_traces_are_made_again(store):
     class Unlucky(FakeWorkers):
         def trace(self, keys):
-            for key in super().trace(keys):
-                lost = TracedStep(key.key, None, "it ended the process", is_final=False)
-                yield lost if len(self.traced) == 2 else key
+            for traced in super().trace(keys):
+                is_lost = traced.key.settings.precision == "amp-fp16"
+                lost = Traced(traced.key, Refusal("it ended the process"), is_final=False)
+                yield lost if is_lost else traced
 
-    workers = Unlucky(devices=("a100", "v100"), stop_after=3)
-    run = campaign(store, workers, devices=GPUS["devices"])
+    pool = {"pool": {"groups": [{**SPEC["pool"]["groups"][0], "precisions": ["fp32", "amp-fp16"]}]}}
+    run = campaign(store, workers := Unlucky(stop_after=3), **pool)
     with pytest.raises(CampaignStopped):
         run.run()
-    folder = Path(workers.kernels.name)
-    StepCache(folder).put(TracedStep(workers.traced[0], b"no profile", ""))
-    (folder / f"{workers.traced[0].file_name}.txt").unlink()
-    again = FakeWorkers(devices=("a100", "v100"))
-    again.kernels = workers.kernels
-    campaign(store, again, campaign_id=run.id).run()
-    assert again.traced == workers.traced[:2]
+    assert sum("it ended the process" in line for line in workers.lines) == 4
+    campaign(store, again := FakeWorkers(), campaign_id=run.id).run()
+    assert again.traced == [key for key in workers.traced if key.settings.precision == "amp-fp16"]
+
+
+def test_a_model_whose_only_trace_is_lost_is_left_out(store):
+    class Unlucky(FakeWorkers):
+        def trace(self, keys):
+            for traced in super().trace(keys):
+                lost = Traced(traced.key, Refusal("it ended the process"), is_final=False)
+                yield lost if traced.key.model == "resnet18" else traced
+
+    groups = [{**SPEC["pool"]["groups"][0], "batch_sizes": [1, 2, 4, 8, 16]}]
+    run = ran(store, Unlucky(), pool={"groups": groups})
+    assert "resnet18" not in {c.architecture for c, _ in store.campaigns.pool(run.id)}
+    assert store.traces.missing([TraceKey("resnet18", 64)])
+
+
+def test_another_version_of_a_library_is_traced_again(store, monkeypatch):
+    workers = FakeWorkers(stop_after=3)
+    run = campaign(store, workers)
+    with pytest.raises(CampaignStopped):
+        run.run()
+    monkeypatch.setattr(trace_cache, "library_versions", lambda: ("2.99",))
+    campaign(store, again := FakeWorkers(), campaign_id=run.id).run()
+    models = {c.architecture for c, _ in store.campaigns.pool(run.id)}
+    assert {key.model for key in again.traced} == models
+    assert {key.model for key in workers.traced} == models | {"vgg11"}
 
 
 class BusyElsewhere(FakeWorkers):
@@ -293,7 +315,7 @@ class BusyElsewhere(FakeWorkers):
 
     def __init__(self, until):
         super().__init__(devices=("a100", "v100"))
-        self.profiles_elsewhere = True
+        self.traces_elsewhere = True
         self._until = until
         self._has_begun = Event()
 
@@ -303,7 +325,8 @@ class BusyElsewhere(FakeWorkers):
             self._has_begun.set()
 
     def trace(self, keys):
-        assert self._has_begun.wait(timeout=60)
+        if self.traced:  # each model has its graph
+            assert self._has_begun.wait(timeout=60)
         yield from super().trace(keys)
 
 
@@ -320,11 +343,16 @@ class SlowToStart(FakeLearner):
 
 
 GPUS = {"devices": {"source": "a100", "target": "v100"}, "canary": False}
+IN_TWO_FORMATS = {
+    "pool": {
+        "groups": [{**SPEC["pool"]["groups"][0], "memory_formats": ["contiguous", "channels-last"]}]
+    }
+}
 
 
 def test_the_evaluation_set_is_measured_while_steps_are_traced_on_other_nodes(store):
     workers, learner = BusyElsewhere(until=3 + 2), SlowToStart()
-    run = campaign(store, workers, learner, **GPUS)
+    run = campaign(store, workers, learner, **GPUS, **IN_TWO_FORMATS)
     assert run.run() == "snap1"
     roles = {(a.device, a.configuration.id): a.role for a in store.labels.of_campaign(run.id)}
     assert [roles[start] for start in workers.starts[:6]] == ["evaluate"] * 5 + ["train"]
@@ -336,18 +364,20 @@ def test_the_evaluation_set_is_measured_while_steps_are_traced_on_other_nodes(st
 def test_a_failed_trace_beside_measurements_ends_the_campaign(store):
     class NoCluster(BusyElsewhere):
         def trace(self, keys):
-            yield from ()
-            raise CampaignError("the cluster makes no profiles")
+            if not self.traced:
+                yield from super().trace(keys)
+                return
+            raise CampaignError("the cluster traces no steps")
 
-    run = campaign(store, NoCluster(until=1), **GPUS)
-    with pytest.raises(CampaignError, match="makes no profiles"):
+    run = campaign(store, NoCluster(until=1), **GPUS, **IN_TWO_FORMATS)
+    with pytest.raises(CampaignError, match="traces no steps"):
         run.run()
     assert store.campaigns.get(run.id).state == "failed"
 
 
 def test_an_order_from_another_shell_stops_a_campaign_that_trains_its_encoder(store, monkeypatch):
     class OrderedAboutEncoder(FakeLearner):
-        def set_pool(self, pool, steps):
+        def set_pool(self, pool, traces):
             order_stop(store, None, CampaignState.PAUSED)
             raise UnfinishedError
 

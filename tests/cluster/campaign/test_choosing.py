@@ -19,7 +19,7 @@ from encoded_pool import hasty_encoders
 
 from trappm.cluster.campaign.history import training_labels
 from trappm.cluster.learning.campaign_learner import CampaignLearner
-from trappm.cluster.profiles import ProfiledGraph, StepKey, trace_steps
+from trappm.cluster.profiles import trace_of
 from trappm.cluster.scheduler.messages import Choice, ChoiceRequest
 from trappm.learner.acquisition import STRATEGIES
 from trappm.learner.acquisition.pool_knowledge import PoolKnowledge
@@ -32,7 +32,7 @@ from trappm.profiler.errors import InputError
 from trappm.profiler.host import procfs
 from trappm.profiler.models.families import family_of
 from trappm.profiler.records import Configuration, GraphTemplate, Phase, Precision, protocol_named
-from trappm.profiler.static_profile import static_profile
+from trappm.profiler.trace_cache import TraceKey
 
 ARCHITECTURES = ("resnet18", "resnet34", "densenet121", "vgg11", "swin_tiny_patch4_window7_224")
 BATCHES = (1, 8, 64, 512)
@@ -155,17 +155,16 @@ SETTINGS = {"architecture": "test_resnet", "input_size": 64}
 @pytest.fixture
 def traced(tmp_path):
     """A learner of a pool in two precisions, and the pool."""
-    profile = static_profile("test_resnet", 64)
     configurations = [
         Configuration(**SETTINGS, batch_size=batch, precision=precision)
         for precision in (Precision.FP32, Precision.AMP_FP16)
         for batch in (1, 4, 16, 64)
     ]
-    steps = trace_steps([StepKey.of(configurations[4])])
+    fp32, half = (trace_of(TraceKey.of(c)).made for c in configurations[::4])
     learner = new_learner(
         tmp_path,
-        [(c, profile.graph.to_bytes()) for c in configurations],
-        [profile.step.to_bytes()] * 4 + [step.profile for step in steps] * 4,
+        [(c, fp32.graph.to_bytes()) for c in configurations],
+        [fp32.to_bytes()] * 4 + [half.to_bytes()] * 4,
     )
     return learner, configurations
 
@@ -422,12 +421,8 @@ def test_a_chosen_step_is_measured_eager_and_compiled_where_triton_can(store):
 class WithSteps(FakeWorkers):
     """Workers that trace the steps of models."""
 
-    def profile(self, pairs):
-        for architecture, size in pairs:
-            made = static_profile(architecture, size)
-            yield ProfiledGraph(
-                architecture, size, made.graph.to_bytes(), None, made.step.to_bytes(), None
-            )
+    def trace(self, keys):
+        return map(trace_of, keys)
 
 
 def test_what_surely_does_not_fit_is_not_drawn_for_the_evaluation_set(store):

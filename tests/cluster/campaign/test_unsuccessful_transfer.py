@@ -13,7 +13,7 @@ from trappm.cluster.scheduler.training_report import TransferErrors
 from trappm.learner.snapshots.snapshot import load_snapshot
 from trappm.learner.workload import TrainingLabel
 from trappm.profiler.records import METRICS
-from trappm.profiler.static_profile import graph_template
+from trappm.profiler.trace import trace
 
 
 def label(what, device, ms, role):
@@ -30,7 +30,8 @@ def learner(tmp_path_factory):
             preset="laptop", strategy="random", source="cpu-2t", seed=1,
             cache=tmp_path_factory.mktemp("cache"),
         )  # fmt: skip
-        learner.set_pool([(c, graph_template(c.architecture, 64).to_bytes()) for c in pool])
+        graphs = {name: trace(name, 64).graph.to_bytes() for name in names}
+        learner.set_pool([(c, graphs[c.architecture]) for c in pool])
     labels = [
         label(c, device, scale * c.batch_size * (3 + at // 3), "train" if at < 9 else "evaluate")
         for device, scale in (("cpu-2t", 1.0), ("cpu-1t", 2.0))
