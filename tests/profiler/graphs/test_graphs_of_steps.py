@@ -3,6 +3,8 @@
 import pytest
 from traced_steps import graph_of
 
+from trappm.profiler.errors import TrappmError
+from trappm.profiler.models import zoo
 from trappm.profiler.records import MemoryFormat, Phase, Precision
 from trappm.profiler.records.trace import TraceSettings
 

@@ -164,12 +164,12 @@ def test_writes_into_slices_are_followed():
     ("body", "reason"),
     [
         (lambda _, x: x.reshape(1, -1), "batch size is written into the model"),
-        (lambda _, x: x if x.sum() > 0 else -x, "depends on values"),
-        (lambda _, x: x[x > 0], "depends on values"),
-        (lambda _, x: x.flatten(1) @ x.flatten(1).T, "mixes the samples of a batch"),
+        (lambda _, x: x if x.sum() > 0 else -x, "needs the values of a tensor"),
+        (lambda _, x: x[x > 0], "needs the values of a tensor"),
+        (lambda _, x: x.flatten(1) @ x.flatten(1).T, "grow faster than the batch"),
         (lambda _, x: torch.ones_like(x), "no output"),
         (lambda _, x: x.flatten(1) @ torch.ones(3, 3, device="meta"), "cannot be traced"),
-        (lambda _, x: x.repeat(1, x.shape[0], 1, 1), "not affine"),
+        (lambda _, x: x.repeat(1, x.shape[0], 1, 1), "grow faster than the batch"),
     ],
 )
 def test_untraceable_modules_are_refused_with_a_reason(body, reason):
