@@ -30,7 +30,7 @@ _NUMBERS = frozenset((
 _DRAWS = {
     overload
     for packet in (torch.ops.aten.bernoulli, torch.ops.aten.bernoulli_)
-    for overload in map(packet.__getattr__, packet.overloads())
+    for overload in map(packet.__getattr__, packet.overloads())  # type: ignore[no-untyped-call]
 }
 """Operators that draw which samples are dropped, as in stochastic depth."""
 _PACKED = {getattr(torch.ops.aten, name).data for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")}

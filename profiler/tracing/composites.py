@@ -50,7 +50,7 @@ class _Kernels:
         """Run composite operators of this thread by this function within the block."""
         with self._lock:
             if self._traces == 0:
-                self._library = torch.library.Library("aten", "IMPL")
+                self._library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
                 for func in _composites():
                     self._library.impl(func, partial(self._kernel, func), "AutogradMeta")
             self._traces += 1

@@ -25,6 +25,7 @@ from trappm.profiler.errors import BatchOrderError
 from trappm.profiler.records import IntArray, Phase
 from trappm.profiler.records.allocations import Pass
 from trappm.profiler.records.kernels import KernelKind, KernelTable, Size
+from trappm.profiler.tracing.allocation_log import AllocationLog
 from trappm.profiler.tracing.data_flow import (
     Contents,
     Flow,
@@ -37,14 +38,11 @@ from trappm.profiler.tracing.data_flow import (
 from trappm.profiler.tracing.kernel_log import (
     DESCRIPTION,
     NOT_A_PRODUCT,
-    AllocationLog,
     KernelLog,
     Product,
-    bytes_of,
-    channels_last,
-    in_backward,
     name_of,
 )
+from trappm.profiler.tracing.tensors import bytes_of, channels_last, in_backward
 
 _EXTERN = frozenset(("sort", "topk", "nonzero", "cumsum", "cumprod", "fft_r2c", "fft_c2r"))
 """Operators without a product that inductor leaves to the library, or that are scans."""

@@ -1,4 +1,4 @@
-"""The kernels and allocations of one step as it is traced; the kernels for every batch size.
+"""The kernels of one step as it is traced, for every batch size.
 
 An operator without a rule is a kernel that reads its inputs and writes its outputs.
 """
@@ -6,8 +6,7 @@ An operator without a rule is a kernel that reads its inputs and writes its outp
 from __future__ import annotations
 
 import math
-import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -20,8 +19,9 @@ from torch import Tensor
 from trappm.profiler.errors import BatchOrderError
 from trappm.profiler.graphs.nodes import ATEN
 from trappm.profiler.records import IntArray
-from trappm.profiler.records.allocations import ConvolutionKind, Event, Origin, Pass
+from trappm.profiler.records.allocations import Pass
 from trappm.profiler.records.kernels import KernelKind, KernelTable, Size
+from trappm.profiler.tracing.tensors import HALVES, bytes_of, channels_last, in_backward, tensors_of
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,6 @@ _KIND_BY_WORD = {
 }
 
 
-HALVES = frozenset((torch.float16, torch.bfloat16))
 DESCRIPTION = 7
 """Number of columns before the sizes."""
 
@@ -375,31 +374,6 @@ def kernel_table(first: KernelLog, second: KernelLog, batch_sizes: tuple[int, in
     )
 
 
-def in_backward() -> bool:
-    """Return whether autograd runs; a model may run it within its own forward pass."""
-    return torch._C._current_graph_task_id() >= 0
-
-
-def tensors_of(values: Any) -> list[Tensor]:
-    """The tensors among these values, and in the lists among them, in order."""
-    tensors: list[Tensor] = []
-    for value in values:
-        if isinstance(value, Tensor):
-            tensors.append(value)
-        elif isinstance(value, list | tuple):
-            tensors += tensors_of(value)
-    return tensors
-
-
-def channels_last(tensor: Tensor) -> bool:
-    """Return whether all of these are images whose channels lie next to each other."""
-    return (
-        tensor.dim() == 4
-        and not tensor.is_contiguous()
-        and tensor.is_contiguous(memory_format=torch.channels_last)
-    )
-
-
 def _by_layout(read: Sequence[Tensor], written: Tensor) -> KernelKind:
     """Return the kind of a kernel that works element by element."""
     stride = written.stride()
@@ -408,121 +382,3 @@ def _by_layout(read: Sequence[Tensor], written: Tensor) -> KernelKind:
     whole = [t for t in read if t.shape == written.shape and 0 not in t.stride()]
     same = all(t.stride() == stride for t in whole)
     return KernelKind.BROADCAST if same else KernelKind.STRIDED
-
-
-def bytes_of(tensors: Sequence[Tensor]) -> int:
-    return sum(_elements(t) * t.element_size() for t in tensors)
-
-
-def _elements(tensor: Tensor) -> int:
-    """Return the number of different elements; an expanded axis repeats them."""
-    count = tensor.numel()
-    if count and not tensor.is_contiguous():
-        for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-            if stride == 0:
-                count //= size
-    return count
-
-
-NO_BLOCK = -1
-"""Number of a storage from before the step."""
-
-
-class AllocationLog:
-    """Numbers the storages of one step at one batch size.
-
-    Args:
-        present: Parameters, buffers and other tensors from before the step.
-        origin: Callback that returns the origin of an allocation.
-    """
-
-    def __init__(
-        self, present: Iterable[Tensor], origin: Callable[[Any], Origin] | None = None
-    ) -> None:
-        self.closed = False
-        self.gradients: dict[int, int] = {}
-        """Block of the gradient by the id of its parameter."""
-        self.saved_bytes = 0
-        """Bytes that autograd keeps at the end of the forward pass."""
-        self.operator: Any = None
-        self.origins: list[Origin] = []
-        """Origin of each block, if `origin` is given."""
-        self._origin = origin
-        self._events: list[tuple[int, int, int]] = []
-        self._live: dict[int, int] = {}
-        self._kept: dict[int, int] = {}
-        self._watchers: dict[int, weakref.ref[Any]] = {}
-        self._count = 0
-        self._present = {t.untyped_storage()._cdata for t in present}
-
-    def events(self) -> IntArray:
-        """Return kind, block and size of every event (E, 3)."""
-        return np.array(self._events, dtype=np.int64).reshape(-1, 3)
-
-    def see(self, tensor: Tensor) -> None:
-        """Log an allocation if this tensor's storage is new."""
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        if key in self._live or key in self._present:
-            return
-        number = self._count
-        self._count += 1
-        self._live[key] = number
-        size = storage.nbytes()
-
-        def died(_: Any) -> None:
-            self._watchers.pop(number, None)
-            if self._live.get(key) == number:
-                del self._live[key]
-            if not self.closed:
-                self._events.append((Event.FREE, number, size))
-
-        self._watchers[number] = weakref.ref(storage, died)
-        self._events.append((Event.ALLOCATE, number, size))
-        if self._origin is not None:
-            self.origins.append(self._origin(self.operator))
-
-    def begin(self, inputs: Iterable[Tensor]) -> None:
-        """Log the storages of the step's inputs."""
-        for tensor in inputs:
-            self.see(tensor)
-
-    def workspace(
-        self, which: Pass, images: Tensor, weight: Tensor, output: Tensor, groups: int
-    ) -> None:
-        """Log a convolution that needs scratch memory."""
-        kind = ConvolutionKind(convolution_kind(weight, groups))
-        touched = sum(t.numel() * t.element_size() for t in (images, weight, output))
-        self._events.append((Event.WORKSPACE, kind * 3 + which, touched))
-
-    def keep(self, tensor: Tensor) -> Tensor:
-        """Note a tensor that autograd keeps (PyTorch's `pack` hook)."""
-        storage = tensor.untyped_storage()
-        number = self._live.get(storage._cdata)
-        if number is not None:
-            self._kept[number] = storage.nbytes()
-        return tensor
-
-    def number(self, tensor: Tensor) -> int:
-        """Return the number of a tensor's storage; negative for one from before the step."""
-        key: int = tensor.untyped_storage()._cdata
-        return self._live.get(key, -key)
-
-    def end_forward(self) -> None:
-        alive = set(self._live.values())
-        self.saved_bytes = sum(size for number, size in self._kept.items() if number in alive)
-        self._events.append((Event.END_OF_FORWARD, 0, 0))
-
-    def accumulated(self, parameter: Tensor) -> None:
-        """Log a complete gradient of this parameter."""
-        if parameter.grad is not None:
-            storage = parameter.grad.untyped_storage()
-            number = self._live.get(storage._cdata)
-            if number is not None:
-                self._events.append((Event.ACCUMULATE, number, storage.nbytes()))
-
-    def note_gradients(self, parameters: Iterable[Tensor]) -> None:
-        for parameter in parameters:
-            if parameter.grad is not None:
-                number = self._live.get(parameter.grad.untyped_storage()._cdata, NO_BLOCK)
-                self.gradients[id(parameter)] = number

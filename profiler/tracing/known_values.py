@@ -10,16 +10,17 @@ step is run on the caller's values, and all tensors are computed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
 from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.host.procfs import available_memory_mib
-from trappm.profiler.tracing.kernel_log import tensors_of
+from trappm.profiler.models.model_input import ExampleInputs, Inputs
+from trappm.profiler.tracing.tensors import tensors_of
 
 USUAL = {"isnan": False, "isinf": False, "isneginf": False, "isposinf": False, "isfinite": True}
 """Results of functions that look for unusual numbers, for each element of a usual tensor."""
@@ -173,6 +174,31 @@ class KnownValues:
             for tensor in tensors_of((out,)):
                 self.forget(tensor)
             self.follow(func, args, kwargs, out)
+
+
+def set_inputs(
+    values: KnownValues, tensors: Sequence[Tensor], inputs: Inputs, batch_size: int
+) -> None:
+    """Set the values of the inputs, as far as a step may depend on them."""
+    known = inputs.values(batch_size)
+    if values.everything:
+        known = cast(ExampleInputs, inputs).values(batch_size, floats=True)
+    for tensor, value in zip(tensors, known, strict=True):
+        if value is not None:
+            values.set(tensor, value)
+
+
+def set_weights(values: KnownValues, model: nn.Module, original: nn.Module) -> None:
+    """Set the values of a copy's parameters, buffers and other tensors."""
+    for tensor, real in zip(_tensors_of(model), _tensors_of(original), strict=True):
+        if not real.is_meta and real.layout is torch.strided:
+            check_memory([real])
+            values.set(tensor, real.detach().to("cpu", tensor.dtype, copy=True))
+
+
+def _tensors_of(module: nn.Module) -> list[Tensor]:
+    others = (t for part in module.modules() for t in vars(part).values() if isinstance(t, Tensor))
+    return [*module.parameters(), *module.buffers(), *others]
 
 
 def check_memory(tensors: Sequence[Tensor]) -> None:

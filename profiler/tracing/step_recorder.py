@@ -24,18 +24,13 @@ from trappm.profiler.errors import InputError
 from trappm.profiler.graphs.graph_log import GraphLog
 from trappm.profiler.graphs.nodes import bound
 from trappm.profiler.records.allocations import Pass
+from trappm.profiler.tracing.allocation_log import AllocationLog
 from trappm.profiler.tracing.composites import is_composite, taken_apart
-from trappm.profiler.tracing.gpu_functions import GpuFunctions
-from trappm.profiler.tracing.gpu_operators import COPYING, RESULTS, result_of
-from trappm.profiler.tracing.kernel_log import (
-    FACTORS,
-    AllocationLog,
-    KernelLog,
-    channels_last,
-    in_backward,
-    tensors_of,
-)
+from trappm.profiler.tracing.gpu.functions import GpuFunctions
+from trappm.profiler.tracing.gpu.operators import COPYING, RESULTS, result_of
+from trappm.profiler.tracing.kernel_log import FACTORS, KernelLog
 from trappm.profiler.tracing.known_values import KnownValues, is_whole
+from trappm.profiler.tracing.tensors import channels_last, in_backward, tensors_of
 
 _ATEN = torch.ops.aten
 _FACTORS = {**FACTORS, "convolution": ("input", "weight")}

@@ -30,7 +30,7 @@ from trappm.profiler.errors import (
     one_line,
 )
 from trappm.profiler.graphs.graph_log import GraphLog, needs_values
-from trappm.profiler.models.model_input import TARGETS, ExampleInputs, Inputs
+from trappm.profiler.models.model_input import TARGETS, Inputs
 from trappm.profiler.records import (
     Execution,
     Graph,
@@ -42,11 +42,13 @@ from trappm.profiler.records import (
 from trappm.profiler.records.allocations import TRACED_BATCH_SIZES, Allocations
 from trappm.profiler.records.kernels import StepKernels
 from trappm.profiler.records.trace import SavedBytes, Trace, TraceSettings, TraceSource
+from trappm.profiler.tracing.allocation_log import AllocationLog
 from trappm.profiler.tracing.composites import KERNELS
 from trappm.profiler.tracing.fusion import FusedKernelLog
-from trappm.profiler.tracing.gpu_functions import TRACED_GPU, GpuFunctions
-from trappm.profiler.tracing.kernel_log import AllocationLog, KernelLog, kernel_table
-from trappm.profiler.tracing.known_values import KnownValues, check_memory
+from trappm.profiler.tracing.gpu.functions import GpuFunctions
+from trappm.profiler.tracing.gpu.traced_gpu import TRACED_GPU
+from trappm.profiler.tracing.kernel_log import KernelLog, kernel_table
+from trappm.profiler.tracing.known_values import KnownValues, set_inputs, set_weights
 from trappm.profiler.tracing.losses import Loss, default_loss
 from trappm.profiler.tracing.origins import OriginLog, line_of_error
 from trappm.profiler.tracing.step_recorder import StepRecorder
@@ -115,7 +117,7 @@ class Tracer:
         self._origin_log = OriginLog() if with_origins else None
         self._original = original
         self._is_named = is_named
-        self._graphs: dict[int, Graph | UnsupportedModelError] = {}
+        self._graphs: dict[int, Graph | str] = {}
         """Graph of the forward pass by batch size, or why there is none."""
         self._infers_with_grad = False
         """True if inference computes a gradient, such as of an energy, so only no_grad applies."""
@@ -205,8 +207,8 @@ class Tracer:
             TrappmError: Its structure changes with the batch size, or it mixes samples.
         """
         first, second = (self._graphs[batch_size] for batch_size in self._batch_sizes)
-        if isinstance(first, UnsupportedModelError) or isinstance(second, UnsupportedModelError):
-            return None, str(first if isinstance(first, UnsupportedModelError) else second)
+        if isinstance(first, str) or isinstance(second, str):
+            return None, first if isinstance(first, str) else str(second)
         if self._single:
             return GraphTemplate.fixed(first), None
         template = GraphTemplate.from_graphs(first, second)
@@ -284,28 +286,18 @@ class Tracer:
         return torch.no_grad() if self._infers_with_grad else torch.inference_mode()
 
     def _record_run(self, inputs: Inputs, batch_size: int) -> _Recorded:
-        model, log, settings = self._model, self._origin_log, self._settings
-        original, training = self._original, self._phase is Phase.TRAIN
-        model.train(training)
-        parameters = list(model.parameters())
+        model, settings, original = self._model, self._settings, self._original
+        model.train(self._phase is Phase.TRAIN)
         args, kwargs = _batch(inputs, batch_size, settings)
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-        allocations = AllocationLog((*parameters, *model.buffers()), log)
+        allocations = AllocationLog((*model.parameters(), *model.buffers()), self._origin_log)
         is_compiled = settings.execution is Execution.COMPILE
         kernels = FusedKernelLog(allocations) if is_compiled else KernelLog()
         values = KnownValues(everything=original is not None)
+        set_inputs(values, tensors, inputs, batch_size)
+        if original is not None:
+            set_weights(values, model, original)
         functions = GpuFunctions(kernels, settings.fused_attention, values)
-        # A graph that ends in `.item()` is freed at once only if it does not hold its own results.
-        keep = allocations.keep if original is None else lambda t: allocations.keep(t).detach()
-        keeping = torch.autograd.graph.saved_tensors_hooks(
-            lambda tensor: (keep(tensor), tensor._version), _unchanged
-        )
-        hooks = [
-            p.register_post_accumulate_grad_hook(allocations.accumulated)  # type: ignore[no-untyped-call]
-            for p in parameters
-            if p.requires_grad
-        ]
-        following = contextlib.nullcontext() if log is None else log.watching(model)
         graph = GraphLog(
             model,
             tensors,
@@ -314,43 +306,16 @@ class Tracer:
             is_known=values.has_number,
             types_are_fixed=settings.precision is Precision.FP32,
         )
-        _set_values(values, tensors, inputs, batch_size)
-        if original is not None:
-            _set_weights(values, model, original)
         recorder = StepRecorder(allocations, kernels, functions, graph, values)
         try:
-            with (
-                self._gradients(),
-                following,
-                _seeded(values.everything),
-                _no_collector(),
-                _eager(),
-                TRACED_GPU,
-                KERNELS.calling(recorder.run_whole),
-                warnings.catch_warnings(),
-            ):
-                warnings.simplefilter("ignore")  # of sizes read while tracing, for instance
+            with self._as_on_a_gpu(recorder, values), allocations.accumulating(model.parameters()):
                 allocations.begin(tensors)
                 with recorder, functions, _autocast(settings):
-                    with keeping if training else contextlib.nullcontext():
-                        output = model(*args, **{k: v for k, v in kwargs.items() if k != TARGETS})
-                    recorder.end_model()
-                    try:
-                        self._graphs[batch_size] = graph.graph(output, batch_size)
-                    except UnsupportedModelError as error:
-                        # Its traceback would keep the output alive.
-                        self._graphs[batch_size] = error.with_traceback(None)
-                    if not training:
-                        allocations.end_forward()
-                        del output
-                        return _Recorded(allocations, kernels)
-                    loss = self._loss(output, (args, kwargs))
-                    del output
-                    recorder.end_forward()
-                    _run_backward(loss, values)
-                    allocations.note_gradients(parameters)
+                    loss = self._forward(recorder, args, kwargs, allocations, graph, batch_size)
+                    if loss is not None:
+                        _run_backward(loss, values)
+                        allocations.note_gradients(model.parameters())
                     del loss
-            return _Recorded(allocations, kernels)
         except TrappmError:
             raise
         except (MemoryError, OSError, ImportError) as error:  # not the model's fault
@@ -359,11 +324,60 @@ class Tracer:
             raise _refusal(self._phase, error, recorder.failed) from error
         finally:
             self._has_assumed = self._has_assumed or values.has_assumed
-            for hook in hooks:
-                hook.remove()
             allocations.closed = True
-            for parameter in parameters:
+            for parameter in model.parameters():
                 parameter.grad = None
+        return _Recorded(allocations, kernels)
+
+    @contextlib.contextmanager
+    def _as_on_a_gpu(self, recorder: StepRecorder, values: KnownValues) -> Iterator[None]:
+        """Let PyTorch run as on a GPU, and nothing of the caller's process have a part in it."""
+        log = self._origin_log
+        with (
+            self._gradients(),
+            contextlib.nullcontext() if log is None else log.watching(self._model),
+            _seeded(values.everything),
+            _no_collector(),
+            _eager(),
+            TRACED_GPU,
+            KERNELS.calling(recorder.run_whole),
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter("ignore")  # of sizes read while tracing, for instance
+            yield
+
+    def _forward(
+        self,
+        recorder: StepRecorder,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        allocations: AllocationLog,
+        graph: GraphLog,
+        batch_size: int,
+    ) -> Tensor | None:
+        """Run the forward pass and keep its graph; return the loss, or None in inference."""
+        training = self._phase is Phase.TRAIN
+        # A graph that ends in `.item()` is freed at once only if it does not hold its own results.
+        keep = allocations.keep
+        if self._original is not None:
+            keep = lambda tensor: allocations.keep(tensor).detach()  # noqa: E731
+        keeping = torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor: (keep(tensor), tensor._version), _unchanged
+        )
+        with keeping if training else contextlib.nullcontext():
+            output = self._model(*args, **{k: v for k, v in kwargs.items() if k != TARGETS})
+        recorder.end_model()
+        try:
+            self._graphs[batch_size] = graph.graph(output, batch_size)
+        except UnsupportedModelError as error:
+            self._graphs[batch_size] = str(error)  # the error would keep the tensors alive
+        if not training:
+            allocations.end_forward()
+            return None
+        loss = self._loss(output, (args, kwargs))
+        del output
+        recorder.end_forward()
+        return loss
 
 
 def _unchanged(saved: tuple[Tensor, int]) -> Tensor:
@@ -431,26 +445,6 @@ def _seeded(draws: bool) -> Iterator[None]:
         yield
 
 
-def _set_values(
-    values: KnownValues, tensors: Sequence[Tensor], inputs: Inputs, batch_size: int
-) -> None:
-    """Set the values of the inputs, as far as a step may depend on them."""
-    known = inputs.values(batch_size)
-    if values.everything:
-        known = cast(ExampleInputs, inputs).values(batch_size, floats=True)
-    for tensor, value in zip(tensors, known, strict=True):
-        if value is not None:
-            values.set(tensor, value)
-
-
-def _set_weights(values: KnownValues, model: nn.Module, original: nn.Module) -> None:
-    """Set the values of a copy's parameters, buffers and other tensors."""
-    for tensor, real in zip(_tensors_of(model), _tensors_of(original), strict=True):
-        if not real.is_meta and real.layout is torch.strided:
-            check_memory([real])
-            values.set(tensor, real.detach().to("cpu", tensor.dtype, copy=True))
-
-
 def _run_backward(loss: Tensor, values: KnownValues) -> None:
     if isinstance(loss, Tensor) and loss.numel() != 1:
         raise InputError(
@@ -463,11 +457,6 @@ def _run_backward(loss: Tensor, values: KnownValues) -> None:
     gradient = torch.ones_like(loss)
     values.forget(gradient)  # so that no other gradient is computed
     loss.backward(gradient)  # type: ignore[no-untyped-call]
-
-
-def _tensors_of(module: nn.Module) -> list[Tensor]:
-    others = (t for part in module.modules() for t in vars(part).values() if isinstance(t, Tensor))
-    return [*module.parameters(), *module.buffers(), *others]
 
 
 @contextlib.contextmanager

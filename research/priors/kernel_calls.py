@@ -24,11 +24,12 @@ from trappm.learner.physics.device_specs import DeviceSpec
 from trappm.learner.workload import Array, Workload
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Graph, MemoryFormat, Phase, Precision
-from trappm.profiler.records.step_scope import StepScope
-from trappm.profiler.records.kernels import KernelProfile
 from trappm.profiler.records.allocations import TRACED_BATCH_SIZES
-from trappm.profiler.tracing.gpu_functions import GpuFunctions
-from trappm.profiler.tracing.kernel_log import AllocationLog, KernelLog, kernel_table
+from trappm.profiler.records.kernels import StepKernels
+from trappm.profiler.records.step_scope import StepScope
+from trappm.profiler.tracing.allocation_log import AllocationLog
+from trappm.profiler.tracing.gpu.functions import GpuFunctions
+from trappm.profiler.tracing.kernel_log import KernelLog, kernel_table
 from trappm.profiler.tracing.step_recorder import StepRecorder
 
 MAX_SIZE = 1 << 32
@@ -207,8 +208,8 @@ def _recorded(call: KernelCall) -> KernelLog:
     return kernels
 
 
-def kernel_profile_of(call: KernelCall) -> KernelProfile:
-    """Return the kernels of a call for every batch size, the same in both phases.
+def kernels_of(call: KernelCall) -> StepKernels:
+    """Return the kernels of a call for every batch size.
 
     Raises:
         TrappmError: A size is too large for a kernel.
@@ -216,10 +217,8 @@ def kernel_profile_of(call: KernelCall) -> KernelProfile:
     first, second = (
         _recorded(replace(call, sizes=(size, *call.sizes[1:]))) for size in TRACED_BATCH_SIZES
     )
-    table = kernel_table(first, second, TRACED_BATCH_SIZES)
-    return KernelProfile(
-        train=table,
-        infer=table,
+    return StepKernels(
+        table=kernel_table(first, second, TRACED_BATCH_SIZES),
         parameter_tensors=0,
         parameters=0,
         precision=_PRECISIONS[call.data_type],
@@ -230,7 +229,7 @@ def kernel_profile_of(call: KernelCall) -> KernelProfile:
 @lru_cache(maxsize=4096)
 def kernel_workload(call: KernelCall) -> Workload:
     """Return a kernel alone as a step of one kernel, which waits for no host."""
-    kernels = kernel_profile_of(call)
+    kernels = kernels_of(call)
     return Workload(
         graph=Graph.empty(call["batch"]),
         precision=kernels.precision,

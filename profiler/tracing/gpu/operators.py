@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trappm.profiler.tracing.kernel_log import HALVES, tensors_of
+from trappm.profiler.tracing.tensors import HALVES, tensors_of
 
 _ATEN = torch.ops.aten
 

@@ -1,0 +1,1 @@
+"""What a GPU does otherwise than the meta device, by subject."""
