@@ -45,10 +45,10 @@ from trappm.extensions.transformers.generation import generate
 from trappm.extensions.transformers.model_heads import transformer_times
 from trappm.prediction.fitting import process_memory_mib, simulated_interval
 from trappm.profiler.errors import InputError, one_line
-from trappm.profiler.records import Optimizer, Phase, Precision
 from trappm.profiler.memory.training_loop import Loop
-from trappm.profiler.static_profile import step_profile
+from trappm.profiler.records import Optimizer, Phase, Precision
 from trappm.profiler.text import nearest
+from trappm.profiler.trace import trace
 
 LIMIT_S = 60
 """Time limit of one prediction."""
@@ -234,8 +234,7 @@ def read_timm(data: Path) -> pd.DataFrame:
 
 def timm_ours(row: Any) -> Figures:
     """Simulate the memory of a step; no head learned from labels has a part in it."""
-    memory = step_profile(row.architecture, 224).memory(row.batch_size, Optimizer.SGD, Loop.TUNED)
-    assert memory is not None
+    memory = trace(row.architecture, 224).memory(row.batch_size, Optimizer.SGD, Loop.TUNED)
     process_mib = process_memory_mib("a100-40gb", Phase.TRAIN)
     return {MIB: Figure(*simulated_interval(memory.reserved_with_workspace_mib + process_mib))}
 

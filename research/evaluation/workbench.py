@@ -1,6 +1,6 @@
 """Labels with their workloads, and predictors that can learn from them.
 
-Missing graphs and step profiles are stored one by one, so that an interrupted run can continue.
+Missing traces are stored one by one, so that an interrupted run can continue.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache as cache_calls
+from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -18,19 +19,18 @@ import typer
 
 from research.evaluation.benchmark import PAPER_SEEDS, Samples
 from research.peers.predictors import Surroundings, estimator_named
-from trappm.cluster.pool_file import make_profiles, make_steps
-from trappm.cluster.profiles import ProfiledGraph, StepCache, StepKey
+from trappm.cluster.pool_file import make_traces
 from trappm.learner.estimator import Estimator
 from trappm.learner.paper.encoder import Encoder, make_encoder
 from trappm.learner.paper.presets import EncoderPreset
 from trappm.learner.workload import Workload
 from trappm.profiler.devices.catalogue import USABLE_SHARE, card_name
 from trappm.profiler.errors import InputError
-from trappm.profiler.records import Execution, GraphTemplate, Measurement, Pair, Watch
-from trappm.profiler.records.graph import Graph
+from trappm.profiler.records import Execution, Graph, Measurement, Watch
 from trappm.profiler.records.step_scope import StepScope
-from trappm.profiler.records.trace import StepProfile
-from trappm.store import Home, Store
+from trappm.profiler.records.trace import Trace
+from trappm.profiler.trace_cache import TraceFolder, TraceKey
+from trappm.store import Home
 
 Processes = Annotated[int, typer.Option(help="Number of processes that trace models.")]
 CORES = os.cpu_count() or 1
@@ -106,39 +106,27 @@ def samples_of(
 
 
 def _workloads(
-    measurements: Sequence[Measurement],
-    graphs: Mapping[Pair, bytes],
-    steps: Mapping[Pair, bytes],
-    keys: Mapping[str, StepKey],
-    cache: StepCache,
+    measurements: Sequence[Measurement], steps: Mapping[TraceKey, Trace]
 ) -> Iterator[tuple[Measurement, Workload | None]]:
     """Yield measurements with their workloads, None without a graph at their batch size."""
-    templates = {pair: GraphTemplate.from_bytes(data) for pair, data in graphs.items()}
-    stored = {pair: StepProfile.from_bytes(data) for pair, data in steps.items()}
-    traced = {key: cache.get(key) for key in set(keys.values())}
-    own = {key: StepProfile.from_bytes(data) for key, data in traced.items() if data}
+    graphs = {key[:2]: step.graph for key, step in steps.items() if step.graph is not None}
 
     @cache_calls
-    def graph_of(pair: Pair, batch_size: int) -> Graph:
+    def graph_of(model: str, input_size: int, batch_size: int) -> Graph:
         """Return one object for equal graphs, which share its caches."""
-        return templates[pair].at(batch_size)
+        return graphs[model, input_size].at(batch_size)
 
     for measurement in measurements:
-        what, key = measurement.configuration, keys[measurement.attempt_key]
-        pair = what.architecture, what.input_size
+        what, step = measurement.configuration, steps.get(key_of(measurement))
         try:
-            graph = graph_of(pair, what.batch_size)
+            graph = graph_of(what.architecture, what.input_size, what.batch_size)
         except (KeyError, InputError):
             yield measurement, None
             continue
-        step = own.get(key) or stored.get(pair)
-        known = step is not None and (key.is_plain or key in own)
-        yield (
-            measurement,
-            workload_of(
-                measurement, graph, step=step, kernels=step.kernels if step and known else None
-            ),
-        )
+        if step is None or step.allocations is None:
+            yield measurement, workload_of(measurement, graph)
+        else:
+            yield measurement, workload_of(measurement, graph, trace=step, kernels=step.kernels)
 
 
 def workload_of(measurement: Measurement, graph: Graph, **given: Any) -> Workload:
@@ -155,39 +143,38 @@ def workload_of(measurement: Measurement, graph: Graph, **given: Any) -> Workloa
     )
 
 
-def step_keys(
-    measurements: Sequence[Measurement],
-    cache: StepCache,
-    processes: int,
-    watch: Watch,
-    stored: Mapping[Pair, bytes],
-) -> dict[str, StepKey]:
-    """Trace the steps that the store lacks, and return the keys of all measurements by attempt."""
-    keys = {
-        m.attempt_key: StepKey.of(m.configuration, fused_attention=_fuses_attention(m))
-        for m in measurements
-    }
-    wanted = {
-        key
-        for key in keys.values()
-        if not (key.is_plain and (key.architecture, key.input_size) in stored)
-    }
-    missing = cache.missing(sorted(wanted))
-    if missing:
-        for done, traced in enumerate(make_steps(cache, missing, processes=processes)):
-            watch(done, len(missing), f"a step of {traced.key.architecture}")
-    return keys
+def traced_steps(
+    measurements: Sequence[Measurement], folder: Path, processes: int, watch: Watch
+) -> dict[TraceKey, Trace]:
+    """Return the steps of the measurements by `key_of`, without those that cannot be traced.
+
+    Args:
+        measurements: Measurements of any models.
+        folder: Folder of traces, in which missing ones are made.
+        processes: Number of processes that trace.
+        watch: Called with each step that was traced.
+    """
+    cache, keys = TraceFolder(folder), sorted(set(map(key_of, measurements)))
+    missing = cache.missing(keys)
+    for done, traced in enumerate(make_traces(cache, missing, processes=processes)):
+        watch(done, len(missing), f"a step of {traced.key.model}")
+    made = {key: cache.get(key) for key in keys}
+    return {key: step for key, step in made.items() if isinstance(step, Trace)}
 
 
-def _fuses_attention(measurement: Measurement) -> bool:
-    """Return whether attention is fused: from PyTorch 2 on; an unknown version counts as new."""
+def key_of(measurement: Measurement) -> TraceKey:
+    """Return the key of the measured step.
+
+    Attention is fused from PyTorch 2 on; an unknown version counts as new.
+    """
     torch = str(measurement.environment.get("torch", "2"))
-    return not torch.startswith(("0.", "1."))
+    fused_attention = not torch.startswith(("0.", "1."))
+    return TraceKey.of(measurement.configuration, fused_attention=fused_attention)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Workbench:
-    """The user's data folder, whose label store keeps the profiles, to prepare labels."""
+    """The user's data folder, which keeps the traces, to prepare labels."""
 
     metric: str
     """Column of the metric."""
@@ -203,28 +190,18 @@ class Workbench:
 
         Raises:
             InputError: The labels are of several devices, or none has a graph.
-            TrappmError: The store cannot be written, or tracing failed.
+            CampaignError: Tracing failed.
         """
-        metric, cache = self.metric, StepCache(self.home.step_profiles)
+        metric = self.metric
         eager = [m for m in measurements if m.configuration.execution is Execution.EAGER]
         known = [m for m in eager if _bounds(m, metric) is not None]
         device = _only_device(measurements, known, metric)
         left_out = Counter({"no such metric": len(eager) - len(known)})
         left_out["compiled"] = len(measurements) - len(eager)
-        pairs = sorted({(m.configuration.architecture, m.configuration.input_size) for m in known})
-
-        def show(done: int, total: int, profile: ProfiledGraph | None) -> None:
-            if profile is not None:
-                self.watch(done, total, f"static profile of {profile.architecture}")
-
-        with Store.open(self.home.database_url) as store:
-            make_profiles(store, pairs, address=None, processes=self.processes, watch=show)
-            stored = store.workloads.step_profiles(pairs)
-            graphs = store.workloads.graph_templates(pairs)
-        keys = step_keys(known, cache, self.processes, self.watch, stored=stored)
+        steps = traced_steps(known, self.home.traces, self.processes, self.watch)
         needs_kernels = metric in OF_KERNELS
         rows = []
-        for measurement, workload in _workloads(known, graphs, stored, keys, cache):
+        for measurement, workload in _workloads(known, steps):
             if workload is None:
                 left_out["no graph"] += 1
             elif needs_kernels and workload.kernels is None:

@@ -32,10 +32,10 @@ from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
 from trappm.profiler.models.families import family_of
 from trappm.profiler.models.zoo import current_name
-from trappm.profiler.records import Graph, Optimizer, Phase, Precision
-from trappm.profiler.records.kernels import KernelProfile
-from trappm.profiler.static_profile import compiled_kernels, traced_phase
-from trappm.profiler.tracing.tracer import StepOptions
+from trappm.profiler.records import Execution, Graph, Optimizer, Phase, Precision
+from trappm.profiler.records.kernels import StepKernels
+from trappm.profiler.records.trace import TraceSettings
+from trappm.profiler.trace_cache import TraceKey
 
 FILE = "new/timm_infer_2026_eager_and_compiled.csv.gz"
 CARDS = {"rtx-4090": "4090", "rtx-pro-6000-blackwell-max-q-workstation": "pro6000maxq"}
@@ -45,31 +45,19 @@ MOST_EAGER_ERROR = 0.25
 such models otherwise than by default (reparameterized, or without a cache of positions)."""
 FEW = (5, 20, 50, 200)
 """Numbers of pairs of a card from which the constants of the other card are refitted."""
-AMP = StepOptions(precision=Precision.AMP_FP16)
-"""Precision of the sheet's eager rows."""
+PRECISION = Precision.AMP_FP16
+"""Precision of the sheet."""
 
 
 def inference_kernels(
-    name: str, size: int, folder: Path
-) -> tuple[KernelProfile | None, KernelProfile | None]:
-    """Return the kernels of the eager and the compiled step; both phases are inference.
-
-    None if they cannot be traced.
-    """
-    phase = Phase.INFER
-
-    def profile(is_compiled: bool) -> KernelProfile:
-        table = traced_phase(name, size, phase, AMP)[1]
-        if is_compiled:
-            table = compiled_kernels(name, size, phase, AMP, table)
-        return KernelProfile(
-            train=table, infer=table, parameter_tensors=0, parameters=0,
-            precision=AMP.precision, memory_format=AMP.memory_format,
-        )  # fmt: skip
-
+    name: str, size: int, traces: Path
+) -> tuple[StepKernels | None, StepKernels | None]:
+    """Return the kernels of the eager and the compiled step; None if they cannot be traced."""
     eager, compiled = (
-        kernels(folder, f"{name}@{size}-{kind}", lambda kind=kind: profile(kind == "compiled"))
-        for kind in ("eager", "compiled")
+        kernels(
+            TraceKey(name, size, TraceSettings(PRECISION, execution=execution), Phase.INFER), traces
+        )
+        for execution in (Execution.EAGER, Execution.COMPILE)
     )
     return eager, compiled
 
@@ -107,17 +95,17 @@ class Card:
         rows: tuple[list[tuple[Workload, str, float]], ...] = [], []
         for row in table[table.device == CARDS[card]].to_dict("records"):
             name = current_name(str(row["model"]))
-            profiles = inference_kernels(name, int(row["infer_img_size"]), traces)
+            both = inference_kernels(name, int(row["infer_img_size"]), traces)
             times = row["eager_ms"], row["compiled_ms"]
-            if None in profiles:
+            if None in both:
                 continue
-            for steps, profile, time_ms in zip(rows, profiles, times, strict=True):
+            for steps, own, time_ms in zip(rows, both, times, strict=True):
                 workload = Workload(
                     graph=Graph.empty(int(row["infer_batch_size"])),
-                    precision=AMP.precision,
+                    precision=PRECISION,
                     optimizer=Optimizer.MOMENTUM,
                     phase=Phase.INFER,
-                    kernels=profile,
+                    kernels=own,
                 )
                 steps.append((workload, name, time_ms))
         return cls(*(Steps.of(card, f"timm {card}", steps) for steps in rows))

@@ -38,7 +38,7 @@ from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Workload
 from trappm.profiler.models.model_input import ExampleInputs
 from trappm.profiler.records import Graph, Optimizer, Phase, Precision
-from trappm.profiler.records.trace import StepProfile
+from trappm.profiler.records.trace import Trace
 from trappm.profiler.tracing.tracer import Tracer
 
 SOURCE = "mosaicml/llm-foundry"
@@ -170,7 +170,7 @@ def known_constants(card: str) -> torch.Tensor:
 
 
 @cache
-def traced_step(sizes: tuple[int, ...], checkpoints: bool) -> StepProfile:
+def traced_step(sizes: tuple[int, ...], checkpoints: bool) -> Trace:
     """Trace a training step of MPT.
 
     Args:
@@ -181,7 +181,7 @@ def traced_step(sizes: tuple[int, ...], checkpoints: bool) -> StepProfile:
     with torch.device("meta"):
         decoder = Mpt(*sizes, checkpoints).bfloat16()  # type: ignore[arg-type]
         tokens = torch.zeros(2, length, dtype=torch.long)
-    return Tracer(decoder, ExampleInputs.of(tokens), None, (2, 3)).step()
+    return Tracer(decoder, ExampleInputs.of(tokens), batch_sizes=(2, 3), is_named=True).trace()
 
 
 def sizes_of(row: Any) -> tuple[int, ...]:
@@ -195,7 +195,7 @@ def run_of(row: Any) -> Run:
         graph=Graph.empty(int(row.micro_batch)),
         optimizer=Optimizer.ADAM,
         phase=Phase.TRAIN,
-        step=step,
+        trace=step,
         kernels=step.kernels,
     )
     gpus = int(row.n_gpus)

@@ -3,7 +3,7 @@
 Traces each architecture of the published sheet once; replays the traces at the measured batch
 sizes; fits two coefficients, `c0 + c1 * reserved`, on half of the architectures (or families), and
 prints the errors on the other half: usable rows, spikes included, and both halves in turn. `--fit`
-searches the constants of `memory_simulation.WORKSPACE_SHARE` on the first half of the architectures
+searches the constants of `replay.WORKSPACE_SHARE` on the first half of the architectures
 instead, so the errors of the second half are of architectures that had no part in them.
 """
 
@@ -22,16 +22,14 @@ import typer
 
 from research.data import data_folder
 from research.held_out import robust_line
-from research.priors.steps import TRACES, Traces
-from trappm.profiler.errors import TrappmError
+from research.priors.steps import TRACES, Traces, cached_step
+from trappm.profiler.memory.replay import WORKSPACE_SHARE, simulate_memory
+from trappm.profiler.memory.training_loop import Loop
 from trappm.profiler.models.families import family_of
 from trappm.profiler.models.zoo import native_input_size
 from trappm.profiler.records import Optimizer
-from trappm.profiler.memory.replay import WORKSPACE_SHARE, simulate_memory
-from trappm.profiler.records.trace import StepProfile
-from trappm.profiler.records.allocations import ConvolutionKind, Pass
-from trappm.profiler.memory.training_loop import Loop
-from trappm.profiler.static_profile import step_profile
+from trappm.profiler.records.allocations import Allocations, ConvolutionKind, Pass
+from trappm.profiler.trace_cache import TraceKey
 
 BATCH_SIZES = (8, 16, 32, 64, 128)
 COLUMNS = ["faketensor_mib", "live_mib", "reserved_mib", "reserved_with_workspace_mib"]
@@ -42,28 +40,26 @@ MOST_PERCENT = 30
 """Errors count at most this much in the search of workspaces, which cannot explain spikes."""
 
 
-def trace(architecture: str, folder: Path) -> bool:
-    """Trace the step of an architecture unless it is cached; return whether it succeeded."""
+def allocations_of(architecture: str, traces: Path) -> Allocations | None:
+    """Return the allocations of an architecture's step, traced once, or None."""
     import torch
 
-    path = folder / f"{architecture}.step"
-    if path.exists():
-        return True
     torch.set_num_threads(1)
-    try:
-        profile = step_profile(architecture, native_input_size(architecture) or 224)
-    except TrappmError as error:
-        print(f"left out: {error}")
-        return False
-    path.write_bytes(profile.to_bytes())
-    return True
+    step = cached_step(TraceKey(architecture, native_input_size(architecture) or 224), traces)
+    return None if step is None else step.allocations
+
+
+def can_be_traced(architecture: str, traces: Path) -> bool:
+    """Trace the step of an architecture unless it is cached; return whether it succeeded."""
+    return allocations_of(architecture, traces) is not None
 
 
 def simulate(
-    architecture: str, folder: Path, shares: Mapping[int, float] = WORKSPACE_SHARE
+    architecture: str, traces: Path, shares: Mapping[int, float] = WORKSPACE_SHARE
 ) -> pd.DataFrame:
     """Return the simulated memory of one architecture by batch size."""
-    step = StepProfile.from_bytes((folder / f"{architecture}.step").read_bytes()).trace
+    step = allocations_of(architecture, traces)
+    assert step is not None
     loop = Loop.TUNED.with_optimizer(Optimizer.SGD)
     simulated = [simulate_memory(step, b, loop, workspace_share=shares) for b in BATCH_SIZES]
     values = {name: [getattr(memory, name) for memory in simulated] for name in COLUMNS[1:]}
@@ -118,19 +114,18 @@ def main(
     processes: Annotated[int, typer.Option(help="Number of processes.")] = 2,
 ) -> None:
     """Print the errors of each column of the simulation, or the fitted workspace shares."""
-    data, folder = data_folder(), traces / "memory"
-    folder.mkdir(parents=True, exist_ok=True)
+    data = data_folder()
     sheet = pd.read_csv(data / "a100_40gb_train_memory.csv")
     sheet = sheet.merge(pd.read_csv(data / "a100_40gb_train_memory_quality.csv"))
     names = np.array(sorted(sheet.architecture.unique()))
     with ProcessPoolExecutor(processes) as pool:
-        is_traced = list(pool.map(partial(trace, folder=folder), names, chunksize=4))
+        is_traced = list(pool.map(partial(can_be_traced, traces=traces), names, chunksize=4))
 
         def simulated(
             rows: pd.DataFrame, shares: Mapping[int, float] = WORKSPACE_SHARE
         ) -> pd.DataFrame:
             tasks = rows.architecture.unique()
-            parts = pool.map(partial(simulate, folder=folder, shares=shares), tasks, chunksize=4)
+            parts = pool.map(partial(simulate, traces=traces, shares=shares), tasks, chunksize=4)
             return pd.concat(parts).merge(rows)
 
         sheet = sheet[(sheet["class"] == "usable") & sheet.architecture.isin(names[is_traced])]

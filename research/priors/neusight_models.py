@@ -22,10 +22,10 @@ from trappm.learner.physics.kernel_terms import terms_of
 from trappm.learner.physics.kernel_times import Lookup, times_of
 from trappm.learner.workload import Workload
 from trappm.profiler.models.model_input import ExampleInputs
-from trappm.profiler.records import Graph, MemoryFormat, Phase, Precision
+from trappm.profiler.records import Graph, Phase, Precision
+from trappm.profiler.records.kernels import StepKernels
 from trappm.profiler.records.step_scope import StepScope
-from trappm.profiler.records.kernels import KernelProfile
-from trappm.profiler.tracing.tracer import StepOptions, Tracer
+from trappm.profiler.tracing.tracer import Tracer
 
 SIZES = ["hidden", "layers", "heads", "vocab", "ffn"]
 POSITIONS = {"gpt": 1024, "opt": 2048, "bert": 512}
@@ -65,7 +65,7 @@ def _loss(output: Any, inputs: Any) -> Tensor:
 
 
 @cache
-def _kernels(family: str, length: int, sizes: tuple[int, ...], phase: Phase) -> KernelProfile:
+def _kernels(family: str, length: int, sizes: tuple[int, ...], phase: Phase) -> StepKernels | None:
     import transformers
 
     kind = transformers.AutoModelForCausalLM
@@ -77,12 +77,8 @@ def _kernels(family: str, length: int, sizes: tuple[int, ...], phase: Phase) -> 
     with torch.device("meta"):
         model = kind.from_config(config, attn_implementation="eager")
     tokens = ExampleInputs.of(torch.zeros(2, length, dtype=torch.long))
-    _, table = Tracer(model, tokens, StepOptions(loss=_loss), (2, 3)).phase(phase)
-    counts = [p.numel() for p in model.parameters()]
-    return KernelProfile(
-        train=table, infer=table, parameter_tensors=len(counts), parameters=sum(counts),
-        precision=Precision.FP32, memory_format=MemoryFormat.CONTIGUOUS,
-    )  # fmt: skip
+    tracer = Tracer(model, tokens, phase=phase, batch_sizes=(2, 3), loss=_loss, is_named=True)
+    return tracer.trace().kernels
 
 
 def predicted(sheet: pd.DataFrame) -> pd.DataFrame:

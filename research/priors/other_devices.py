@@ -60,8 +60,8 @@ from trappm.learner.stats.calibration import LEVELS, Calibration
 from trappm.learner.stats.folds import grouped_folds
 from trappm.learner.stats.student_t import TO_NORMAL
 from trappm.profiler.devices.catalogue import most_similar
-from trappm.profiler.records import MemoryFormat, Phase
 from trappm.profiler.memory.training_loop import Loop
+from trappm.profiler.records import MemoryFormat, Phase
 
 FOLDS = 4
 """Number of folds of architectures to evaluate cards with labels."""

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from research.priors.power_fit import Labels
-from research.priors.steps import kernels, traced_label
+from research.priors.steps import traced_label
 from research.snapshot.shipped_sheets import H100_FILES, our_attempts
 from trappm.extensions.power_limits.operating_point import Sheet
 from trappm.learner.physics.device_specs import spec_of
@@ -34,7 +34,8 @@ from trappm.prediction.snapshot_choice import SHIPPED
 from trappm.profiler.devices.catalogue import card_of
 from trappm.profiler.models.model_input import Sample
 from trappm.profiler.records import Graph, Optimizer, Phase
-from trappm.profiler.static_profile import kernel_profile
+from trappm.profiler.records.trace import TraceSettings
+from trappm.profiler.trace import trace
 
 EPOCHS = pd.DataFrame(
     [
@@ -90,20 +91,11 @@ def prior_of(card: str) -> StepTimePrior:
 
 def zeus(path: Path, traces: Path) -> list[Rows]:
     """Return the labels of Zeus's networks by card; the highest limit is the usual one."""
-    profiles = {
-        "resnet50": kernels(traces, "resnet50@224", lambda: kernel_profile("resnet50", 224)),
-        "shufflenetv2": kernels(
-            traces,
-            "shufflenetv2@32",
-            lambda: kernel_profile(shufflenet(), 32, fused_attention=False),
-        ),
-        "bert_base_uncased": kernels(
-            traces,
-            "bert@384",
-            lambda: kernel_profile(
-                Bert(), Sample((384, 768), torch.float32), fused_attention=False
-            ),
-        ),
+    unfused = TraceSettings(fused_attention=False)
+    steps = {
+        "resnet50": trace("resnet50", 224),
+        "shufflenetv2": trace(shufflenet(), 32, unfused),
+        "bert_base_uncased": trace(Bert(), Sample((384, 768), torch.float32), unfused),
     }
     sheet = pd.read_csv(path).merge(EPOCHS, on=["network", "dataset"])
     sheet["card"] = sheet.device.str.lower()
@@ -124,7 +116,9 @@ def zeus(path: Path, traces: Path) -> list[Rows]:
         )
         workloads = {
             key: Workload(
-                graph=Graph.empty(int(key[1])), optimizer=Optimizer.ADAM, kernels=profiles[key[0]]
+                graph=Graph.empty(int(key[1])),
+                optimizer=Optimizer.ADAM,
+                kernels=steps[key[0]].kernels,
             )
             for key in groups.groups
         }

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,13 +23,13 @@ from research.held_out import Array, Chosen
 from research.importers import node_steps
 from research.priors.joint_fit import Distribution, Evidence, JointFit
 from research.snapshot.shipped_sheets import H100_FILES, our_labels
+from trappm.cluster.profiles import trace_of
 from trappm.learner.physics.device_specs import known_spec, spec_of
 from trappm.learner.physics.kernel_times import spreads, starting_constants
 from trappm.learner.physics.prior import Prior
 from trappm.learner.stats.folds import content_groups
 from trappm.learner.workload import Workload
 from trappm.profiler.devices.catalogue import read_name
-from trappm.profiler.errors import TrappmError
 from trappm.profiler.models.zoo import current_name
 from trappm.profiler.records import (
     Configuration,
@@ -41,11 +41,12 @@ from trappm.profiler.records import (
     Phase,
     Precision,
 )
+from trappm.profiler.records.kernels import KernelKind, Size, StepKernels
 from trappm.profiler.records.step_scope import WHOLE_STEP, StepScope
-from trappm.profiler.records.kernels import KernelKind, KernelProfile, Size
-from trappm.profiler.static_profile import kernel_profile
+from trappm.profiler.records.trace import Trace
+from trappm.profiler.trace_cache import TraceFolder, TraceKey
 
-Traces = Annotated[Path, typer.Option(help="Folder of cached kernel traces.")]
+Traces = Annotated[Path, typer.Option(help="Folder of cached traces.")]
 TRACES = Path("traces")
 
 OF_DEVICES = 0.35
@@ -108,41 +109,31 @@ class Steps:
         return {phase: logs[phases == phase] for phase in Phase if (phases == phase).any()}
 
 
-def kernels(folder: Path, name: str, trace: Callable[[], KernelProfile]) -> KernelProfile | None:
-    """Return cached kernels, or trace and cache them; None if they cannot be traced."""
-    path, refusal = folder / name, folder / f"{name}.refused"
-    if path.exists():
-        return KernelProfile.from_bytes(path.read_bytes())
-    if refusal.exists():
-        return None
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        profile = trace()
-    except TrappmError as error:
-        refusal.write_text(str(error))
-        sys.stderr.write(f"left out: {error}\n")
-        return None
-    path.write_bytes(profile.to_bytes())
-    return profile
+def cached_step(key: TraceKey, traces: Path) -> Trace | None:
+    """Return a step from the folder, or trace and cache it; None if it cannot be traced."""
+    cache = TraceFolder(traces)
+    made = cache.get(key)
+    if made is None:
+        traced = trace_of(key)
+        traced.keep(cache)
+        made = traced.made
+        if traced.remark:
+            sys.stderr.write(f"left out: {traced.remark}\n")
+    return made if isinstance(made, Trace) and made.allocations is not None else None
+
+
+def kernels(key: TraceKey, traces: Path) -> StepKernels | None:
+    """Return the kernels of a cached step, or None if it cannot be traced."""
+    step = cached_step(key, traces)
+    return None if step is None else step.kernels
 
 
 def traced(
     what: Configuration, scope: StepScope, traces: Path, *, fused_attention: bool = True
 ) -> Workload | None:
     """Return the workload of a step with its kernels, or None if they cannot be traced."""
-    attention = "" if fused_attention else "-unfused"
-    profile = kernels(
-        traces,
-        f"{what.architecture}@{what.input_size}-{what.precision}-{what.memory_format}{attention}",
-        lambda: kernel_profile(
-            what.architecture,
-            what.input_size,
-            precision=what.precision,
-            memory_format=what.memory_format,
-            fused_attention=fused_attention,
-        ),
-    )
-    if profile is None:
+    step = kernels(TraceKey.of(what, fused_attention=fused_attention), traces)
+    if step is None:
         return None
     return Workload(
         graph=Graph.empty(what.batch_size),
@@ -151,7 +142,7 @@ def traced(
         optimizer=what.optimizer,
         phase=what.phase,
         scope=scope,
-        kernels=profile,
+        kernels=step,
     )
 
 
@@ -301,7 +292,7 @@ def dashboard_steps(traces: Path) -> Steps:
 def _is_convolutional(workload: Workload) -> bool:
     """Return whether less than 2 % of the arithmetic of a step is in matrix products."""
     assert workload.kernels is not None
-    kernels = workload.kernels.at(workload.batch_size, workload.phase)
+    kernels = workload.kernels.at(workload.batch_size)
     table = kernels.table
     flops = table.counts * kernels.sizes[:, Size.FLOPS]
     is_product = (table.kinds > KernelKind.DEPTHWISE) & (table.kinds <= KernelKind.ATTENTION)

@@ -4,7 +4,7 @@ The snapshot gives predictions without a campaign: memory of training on an A100
 training steps on an RTX 3090 and inference steps on an RTX 3090 and 4090 (timm's own results), both
 in fp32 on a V100 (pycls, pytorch-gpu-benchmark, with NeuSight's kernels), our own labels of an H100
 and of CPU cores of two hosts. Heads are judged on held-out architectures, then trained on all
-labels. Missing profiles are stored in TRAPPM_HOME. Equal labels and seeds give equal heads.
+labels. Missing traces are stored in TRAPPM_HOME. Equal labels and seeds give equal heads.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from research.evaluation.workbench import (
     CORES,
     Processes,
     Workbench,
+    key_of,
     samples_of,
     show_progress,
-    step_keys,
+    traced_steps,
     workload_of,
 )
 from research.held_out import held_out
@@ -47,7 +48,6 @@ from research.snapshot.shipped_sheets import (
     Sheet,
     neusight_kernels,
 )
-from trappm.cluster.profiles import StepCache
 from trappm.learner.heads.device_heads import Heads
 from trappm.learner.heads.metric_head import Head, Ours, starting_prior
 from trappm.learner.heads.other_devices import OTHERS, known_of_others
@@ -65,7 +65,6 @@ from trappm.prediction.snapshot_choice import SHIPPED
 from trappm.profiler.devices.catalogue import card_name
 from trappm.profiler.errors import TrappmError
 from trappm.profiler.records import METRICS, Graph, Measurement, Phase, StepSettings, is_cpu_device
-from trappm.profiler.records.trace import StepProfile
 from trappm.store import Home
 
 SPLIT = (
@@ -106,7 +105,7 @@ def train(sheet: Sheet, data: Path, processes: int) -> Trained:
     if sheet.metric == "memory_mib" or is_cpu_device(sheet.device):
         samples = bench.prepared(measurements).samples
     else:
-        samples = _timed(measurements, StepCache(bench.home.step_profiles), processes)
+        samples = _timed(measurements, bench.home.traces, processes)
     prior = _prior(sheet, kernels)
     test = held_out(samples.groups, SEED)
     what = f"{sheet.metric} of {sheet.device}"
@@ -254,14 +253,13 @@ def _sources(part: Trained) -> Iterator[dict[str, Any]]:
             yield {**common, "file": file, "source": source, "licence": licence, "labels": count}
 
 
-def _timed(measurements: Sequence[Measurement], cache: StepCache, processes: int) -> Samples:
+def _timed(measurements: Sequence[Measurement], folder: Path, processes: int) -> Samples:
     """Return step times with their kernels, which the prior of time needs."""
-    keys = step_keys(measurements, cache, processes, show_progress, stored={})
+    steps = traced_steps(measurements, folder, processes, show_progress)
     rows = []
     for measurement in measurements:
-        traced = cache.get(keys[measurement.attempt_key])
-        step = None if traced is None else StepProfile.from_bytes(traced)
-        if step is not None and measurement.step_time_ms is not None:
+        step = steps.get(key_of(measurement))
+        if step is not None and step.kernels is not None and measurement.step_time_ms is not None:
             graph = Graph.empty(measurement.configuration.batch_size)
             host = f"{measurement.device} {measurement.environment.get('run', '')}"
             workload = workload_of(measurement, graph, kernels=step.kernels)

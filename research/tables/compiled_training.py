@@ -18,9 +18,9 @@ from research.priors.steps import DASHBOARD_FILE
 from trappm.learner.physics.compiled_step import log_ratio
 from trappm.learner.workload import Workload
 from trappm.profiler.models.families import family_of
-from trappm.profiler.records import Graph, MemoryFormat, Optimizer, Phase, Precision
-from trappm.profiler.static_profile import step_profile
-from trappm.profiler.tracing.tracer import StepOptions
+from trappm.profiler.records import Execution, Precision, StepSettings
+from trappm.profiler.records.trace import TraceSettings
+from trappm.profiler.trace import trace
 
 ROWS = ["precision", "figure"]
 
@@ -30,24 +30,15 @@ def log_ratios(row: Mapping[str, object]) -> dict[str, float]:
 
     The answer about memory is that of the eager step.
     """
-    precision, batch_size = Precision(str(row["precision"])), int(str(row["batch_size"]))
+    architecture, batch_size = str(row["architecture"]), int(str(row["batch_size"]))
     workloads = []
-    for is_compiled in (False, True):
+    for execution in (Execution.EAGER, Execution.COMPILE):
+        settings = StepSettings(precision=Precision(str(row["precision"])), execution=execution)
         # timm had no fused attention before May 2023.
-        how = StepOptions(precision=precision, fused_attention=False, is_compiled=is_compiled)
-        step = step_profile(str(row["architecture"]), int(str(row["input_size"])), how)
-        workloads.append(
-            Workload(
-                graph=Graph.empty(batch_size),
-                precision=precision,
-                memory_format=MemoryFormat.CONTIGUOUS,
-                optimizer=Optimizer.SGD,
-                phase=Phase.TRAIN,
-                kernels=step.kernels,
-                step=step,
-            )
-        )
-    family = family_of(str(row["architecture"]))
+        how = TraceSettings.of(settings)._replace(fused_attention=False)
+        step = trace(architecture, int(str(row["input_size"])), how)
+        workloads.append(Workload.of(step, settings, batch_size=batch_size, with_kernels=True))
+    family = family_of(architecture)
     return {"time": log_ratio(*workloads, family), "memory": 0.0}
 
 

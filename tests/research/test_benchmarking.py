@@ -23,7 +23,7 @@ from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
 from trappm.profiler.models.families import family_of
 from trappm.profiler.records import Configuration, Graph
-from trappm.profiler.static_profile import graph_template, kernel_profile
+from trappm.profiler.trace import trace
 
 NAMES = [
     "resnet10t", "resnet18", "resnet26", "resnet34", "resnet50", "vgg11", "vgg13", "vgg16",
@@ -224,7 +224,7 @@ def test_estimators_are_found_by_name(zoo):
     ],
 )
 def test_timm_names_with_equal_layers_are_one_group(first, second, are_equal):
-    graphs = [graph_template(first, 224).at(8), graph_template(second, 224).at(32)]
+    graphs = [trace(first, 224).graph.at(8), trace(second, 224).graph.at(32)]
     pair = [Workload(graph=graph) for graph in graphs]
     groups = content_groups([first, second], pair)
     assert groups == ([first, first] if are_equal else [first, second])
@@ -233,7 +233,7 @@ def test_timm_names_with_equal_layers_are_one_group(first, second, are_equal):
 
 def test_groups_without_graphs_use_kernels_or_names():
     first, again, other = (
-        kernel_profile(name, 224) for name in ("resnet10t", "resnet10t", "resnet14t")
+        trace(name, 224).kernels for name in ("resnet10t", "resnet10t", "resnet14t")
     )
     made = [Workload(graph=Graph.empty(4), kernels=kernels) for kernels in (first, again, other)]
     assert content_groups(["b", "a", "c"], made) == ["a", "a", "c"]

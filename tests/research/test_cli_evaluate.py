@@ -11,11 +11,12 @@ from research.evaluation.label_files import read_labels
 from research.evaluation.workbench import Workbench
 from research.peers.graph_networks import SIZES
 from research.peers.predictors import ESTIMATORS
-from trappm.cluster.profiles import profile_graph
+from trappm.cluster.profiles import trace_of
 from trappm.learner.paper.presets import LAPTOP, PRESETS
 from trappm.profiler.errors import InputError
 from trappm.profiler.models.zoo import native_input_size
-from trappm.store import Home, Store
+from trappm.profiler.trace_cache import TraceFolder, TraceKey
+from trappm.store import Home
 from trappm.store.files import export_file
 
 ARCHITECTURES = [
@@ -26,11 +27,11 @@ ARCHITECTURES = [
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """A data folder with all graphs but one, which the first test that needs it makes."""
+    """A data folder with all traces but one, which the first test that needs it makes."""
     folder = tmp_path_factory.mktemp("home")
-    with Store.open(Home(folder).database_url) as store:
-        for name in ARCHITECTURES[1:]:
-            profile_graph(name, native_input_size(name)).save(store)
+    cache = TraceFolder(Home(folder).traces)
+    for name in ARCHITECTURES[1:]:
+        trace_of(TraceKey(name, native_input_size(name))).keep(cache)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRAPPM_HOME", str(folder))
         yield folder
@@ -48,7 +49,7 @@ def quick():
 
 
 @pytest.fixture
-def say(home, capsys, profiles_here):
+def say(home, capsys, traces_here):
     def types(*arguments):
         capsys.readouterr()
         status = run(["evaluate", *map(str, arguments)])
