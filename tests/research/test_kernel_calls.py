@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from research.priors.kernel_calls import DataType, KernelCall, Operator, kernel_profile_of
+from research.priors.kernel_calls import DataType, KernelCall, Operator, kernels_of
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import MemoryFormat
 from trappm.profiler.records.kernels import KernelKind, Size
@@ -30,10 +30,10 @@ KINDS = {
 @pytest.mark.parametrize("operator", Operator)
 def test_each_call_is_one_kernel_of_its_kind(operator, data_type):
     sizes = SMALL.get(operator, {"batch": 4, "width": 64})
-    profile = kernel_profile_of(KernelCall.of(operator, data_type, **sizes))
-    assert profile.train.kinds.tolist() == [KINDS.get(operator, KernelKind.ELEMENTWISE)]
-    assert profile.train.half.tolist() == [data_type is not DataType.FP32]
-    assert profile.precision.removeprefix("amp-") == data_type
+    kernels = kernels_of(KernelCall.of(operator, data_type, **sizes))
+    assert kernels.table.kinds.tolist() == [KINDS.get(operator, KernelKind.ELEMENTWISE)]
+    assert kernels.table.half.tolist() == [data_type is not DataType.FP32]
+    assert kernels.precision.removeprefix("amp-") == data_type
 
 
 def test_kernel_sizes_agree_with_hand_counts():
@@ -41,7 +41,7 @@ def test_kernel_sizes_agree_with_hand_counts():
         Operator.CONV2D, DataType.FP16, MemoryFormat.CHANNELS_LAST,
         batch=8, inputs=64, outputs=128, height=28, window=3, stride=2, groups=1,
     )  # fmt: skip
-    kernels = kernel_profile_of(call).at(8)
+    kernels = kernels_of(call).at(8)
     assert kernels.table.channels_last.all()
     assert kernels.sizes[0, Size.FLOPS] == 2 * 8 * 14 * 14 * 128 * 64 * 9
     assert kernels.sizes[0, Size.WRITTEN_BYTES] == 2 * 8 * 14 * 14 * 128
@@ -50,9 +50,9 @@ def test_kernel_sizes_agree_with_hand_counts():
 
 def test_kernel_sizes_scale_with_the_batch():
     sizes = SMALL[Operator.CONV2D]
-    profile = kernel_profile_of(KernelCall.of(Operator.CONV2D, **sizes))
-    other = kernel_profile_of(KernelCall.of(Operator.CONV2D, **{**sizes, "batch": 11}))
-    assert np.array_equal(profile.at(11).sizes, other.at(11).sizes)
+    kernels = kernels_of(KernelCall.of(Operator.CONV2D, **sizes))
+    other = kernels_of(KernelCall.of(Operator.CONV2D, **{**sizes, "batch": 11}))
+    assert np.array_equal(kernels.at(11).sizes, other.at(11).sizes)
 
 
 @pytest.mark.parametrize(
