@@ -8,6 +8,7 @@ import pytest
 from trappm.cluster.spec import parse_spec
 from trappm.learner.paper.presets import LAPTOP, PRESETS
 from trappm.profiler.records import Configuration
+from trappm.profiler.trace import trace
 from trappm.profiler.trace_cache import TraceKey
 
 NAMES = ("test_resnet", "test_vit", "test_efficientnet")

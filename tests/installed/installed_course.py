@@ -2,7 +2,7 @@
 
     python tests/installed/installed_course.py FOLDER_OF_CAMPAIGN_CREW NUMBER_OF_LABELS
 
-Store, loop, static profiles, learner and snapshot are the real ones; Ray is not started. It prints
+Store, loop, traced steps, learner and snapshot are the real ones; Ray is not started. It prints
 what the heads were trained on as one line of JSON, and leaves its data folder for other commands.
 """
 
@@ -17,7 +17,7 @@ import campaign_crew
 
 from trappm.cluster.campaign.loop import Campaign
 from trappm.cluster.learning.campaign_learner import CampaignLearner
-from trappm.cluster.profiles import StepCache, profile_graph
+from trappm.cluster.profiles import trace_of
 from trappm.cluster.spec import load_preset
 from trappm.learner.paper.presets import LAPTOP, PRESETS
 from trappm.store import Home, Store
@@ -28,8 +28,8 @@ ARCHITECTURES = ["test_convnext", "test_efficientnet", "test_resnet", "test_vit"
 class Workers(campaign_crew.FakeWorkers):
     """Makes up measurements only."""
 
-    def profile(self, pairs):
-        return [profile_graph(*pair) for pair in pairs]
+    def trace(self, keys):
+        return map(trace_of, keys)
 
 
 class Learner(CampaignLearner):
@@ -69,7 +69,7 @@ def main():
         Campaign(
             store=campaign_crew.owned(store, record.id), id=record.id, spec=spec,
             workers=Workers(), learner=campaign_crew.Inline(learner),
-            snapshots=home.snapshots, steps=StepCache(home.step_profiles),
+            snapshots=home.snapshots,
         ).run()  # fmt: skip
         report = {
             "trained_on": learner.report.labels,

@@ -29,64 +29,48 @@ sys.stdin.read()
 CRASHES = """
 import json, os, signal, sys
 from trappm.cluster.ray_runtime import ray_runtime
+from trappm.profiler.records import Precision
+from trappm.profiler.records.trace import TraceSettings
+from trappm.profiler.trace_cache import TraceKey
 
-def crash_on_vit(job):
-    from trappm.cluster.profiles import profile_graph
-    architecture, input_size, step_refusal = job
-    if architecture == "test_vit" and (input_size == 64 or step_refusal is None):
+def crash_on_fp16(key):
+    from trappm.cluster.profiles import entry_to_bytes, trace_of
+    if key.settings.precision == "amp-fp16":
         os.kill(os.getpid(), signal.SIGKILL)
-    return [profile_graph(*job)]
+    traced = trace_of(key)
+    return entry_to_bytes(traced.made), traced.is_final
 
+half = TraceSettings(precision=Precision.AMP_FP16)
+keys = [TraceKey("test_resnet", 64), TraceKey("test_resnet", 64, half)]
+keys.append(TraceKey("test_no_such", 64))
 with ray_runtime(sys.argv[1]):
-    from trappm.cluster import profiles as profile_tasks
-    profile_tasks._profile = crash_on_vit
-    pairs = [("test_resnet", 64), ("test_vit", 64), ("test_vit", 96)]
-    made = list(profile_tasks.profile_on_ray(pairs))
-print(json.dumps({
-    f"{p.architecture} {p.input_size}":
-        [p.template is not None, p.refusal, p.step is not None, p.step_refusal]
-    for p in made
-}))
-"""
-
-TRACES = """
-import json, os, signal, sys
-from trappm.cluster.profiles import StepKey
-from trappm.cluster.ray_runtime import ray_runtime
-from trappm.profiler.records import MemoryFormat, Precision
-
-def crash_on_fp16(keys):
-    from trappm.cluster.profiles import trace_steps
-    if any(key.precision == "amp-fp16" for key in keys):
-        os.kill(os.getpid(), signal.SIGKILL)
-    return trace_steps(keys)
-
-keys = [StepKey("test_resnet", 64, precision, MemoryFormat.CONTIGUOUS, True)
-        for precision in (Precision.FP32, Precision.AMP_FP16)]
-keys.append(StepKey("test_no_such", 64, Precision.FP32, MemoryFormat.CONTIGUOUS, True))
-with ray_runtime(sys.argv[1]):
-    from trappm.cluster import profiles as profile_tasks
-    profile_tasks.trace_steps = crash_on_fp16
-    made = list(profile_tasks.trace_on_ray(keys))
-print(json.dumps({
-    f"{t.key.architecture} {t.key.precision}": [t.profile is not None, t.refusal] for t in made
-}))
+    from trappm.cluster import profiles
+    profiles._trace_to_bytes = crash_on_fp16
+    made = list(profiles.trace_on_ray(keys))
+print(json.dumps({str(t): [t.has_graph, t.refusal, t.is_final] for t in made}))
 """
 
 
 ENVIRONMENT = """
 import json, os, sys
 from trappm.cluster.ray_runtime import ray_runtime
+from trappm.profiler.trace_cache import TraceKey
 
-def return_environment(job):
-    from trappm.cluster.profiles import ProfiledGraph
-    return [ProfiledGraph(*job[:2], None, json.dumps(dict(os.environ)))]
+def return_environment(key):
+    from trappm.cluster.profiles import Traced
+    from trappm.profiler.trace_cache import Refusal
+    return Traced(key, Refusal(json.dumps(dict(os.environ))))
+
+def make_in_return_environment(key):
+    from trappm.cluster import profiles
+    profiles.trace_of = return_environment
+    return profiles._trace_to_bytes(key)
 
 with ray_runtime(sys.argv[1]):
-    from trappm.cluster import profiles as profile_tasks
-    profile_tasks._profile = return_environment
-    made = list(profile_tasks.profile_on_ray([("test_resnet", size) for size in range(64, 72)]))
-print(json.dumps([json.loads(p.refusal) for p in made]))
+    from trappm.cluster import profiles
+    profiles._trace_to_bytes = make_in_return_environment
+    made = list(profiles.trace_on_ray([TraceKey("test_resnet", size) for size in range(64, 72)]))
+print(json.dumps([json.loads(t.refusal) for t in made]))
 """
 
 
@@ -131,13 +115,12 @@ def test_a_pool_is_built_by_the_cluster_at_an_address(address, environment, tmp_
 
     built = trappm("build", "--spec", "pool.yaml", "--address", address)
     assert built.returncode == 0, built.stderr
-    assert "static profiles: 4 of 4" in built.stdout
+    assert "traced steps: 4 of 4" in built.stdout
     again = trappm("build", "--spec", "pool.yaml", "--address", address, "--json")
     facts = json.loads(again.stdout)
     assert facts["total"] == {
-        "family": "all", "architectures": 2, "configurations": 8, "usable": 6, "graphs": 3,
-        "step_profiles": 3,
-        "refused": 1, "steps_refused": 0, "to_do": 0,
+        "family": "all", "architectures": 2, "configurations": 8, "usable": 6, "steps": 4,
+        "traced": 3, "refused": 1, "steps_refused": 0, "to_do": 0,
     }  # fmt: skip
     assert facts["refusals"][0]["architectures"] == ["test_vit"]
 
@@ -157,25 +140,18 @@ def told_by(address, environment):
     return run
 
 
-def test_a_model_that_kills_its_worker_affects_no_other_model(told_by):
+def test_a_trace_that_kills_its_worker_affects_itself_only(told_by):
     report = told_by(CRASHES)
-    ended = "the static profile ended its process"
+    unknown = report.pop("test_no_such at 64 px")
     assert report == {
-        "test_resnet 64": [True, None, True, None],
-        "test_vit 64": [False, ended, False, None],
-        "test_vit 96": [True, None, False, ended],
+        "test_resnet at 64 px": [True, None, True],
+        "test_resnet at 64 px, amp-fp16": [False, "tracing it ended the process", False],
     }
+    assert (unknown[0], unknown[2]) == (False, True)
+    assert "test_no_such" in unknown[1]
 
 
-def test_a_trace_that_kills_its_worker_affects_its_own_precision_only(told_by):
-    report = told_by(TRACES)
-    assert report["test_resnet fp32"] == [True, ""]
-    assert report["test_resnet amp-fp16"] == [False, "tracing its steps ended the process"]
-    assert report["test_no_such fp32"][0] is False
-    assert "test_no_such" in report["test_no_such fp32"][1]
-
-
-def test_profile_tasks_have_no_secrets_in_their_environment(told_by, environment):
+def test_tasks_have_no_secrets_in_their_environment(told_by, environment):
     seen = told_by(ENVIRONMENT)
     assert len(seen) == 8
     assert not any("RAY_AUTH_TOKEN" in each for each in seen)

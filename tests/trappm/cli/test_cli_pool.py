@@ -36,7 +36,7 @@ class User:
 
     @contextlib.contextmanager
     def builds(self, *arguments):
-        """A build in a process of its own, as soon as it has made a profile."""
+        """A build in a process of its own, as soon as it has traced a step."""
         process = subprocess.Popen(
             [Path(sys.executable).with_name("trappm"), "pool", "build", *arguments],
             cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -44,9 +44,9 @@ class User:
         )  # fmt: skip
         try:
             deadline = time.monotonic() + 250
-            while not self.profiled():
+            while not self.traced():
                 assert process.poll() is None
-                assert time.monotonic() < deadline, "no graph is made"
+                assert time.monotonic() < deadline, "no step is traced"
                 time.sleep(0.02)
             yield process
         finally:
@@ -56,15 +56,15 @@ class User:
     def writes(self, data):
         (self.folder / "pool.yaml").write_text(yaml.safe_dump(data))
 
-    def profiled(self):
-        """The graph hash of every architecture that is recorded, None for a refusal."""
+    def traced(self):
+        """The graph hash of every step that is recorded, None for a refusal."""
         database = self.folder / "home" / "labels.db"
         if not database.exists():
             return {}
         try:
             with sqlite3.connect(database, timeout=30) as connection:
-                query = "SELECT architecture, graph_hash FROM static_profiles"
-                return dict(connection.execute(query).fetchall())
+                query = "SELECT architecture, precision, graph_hash FROM traces"
+                return {(name, how): graph for name, how, graph in connection.execute(query)}
         except sqlite3.OperationalError:  # its tables are being made
             return {}
 
@@ -82,30 +82,30 @@ def user(tmp_path, monkeypatch):
     return User(tmp_path)
 
 
-def test_a_killed_build_is_continued(user, printed, profiles_here):
+def test_a_killed_build_is_continued(user, printed, traces_here):
     user.writes({"name": "small", "groups": [group(
         architectures=ARCHITECTURES, batch_sizes=[1, 2], precisions=["fp32", "amp-fp16"]
     )]})  # fmt: skip
     with user.builds("--spec", "pool.yaml", "--processes", "1") as process:
         process.send_signal(signal.SIGKILL)
         process.wait()
-    before, count = user.profiled(), len(ARCHITECTURES)
+    before, count = user.traced(), 2 * len(ARCHITECTURES)
     assert 1 <= len(before) < count
     total = user.facts()["total"]
-    assert total["configurations"] == 4 * count
-    assert total["graphs"] == total["step_profiles"] == len(before)
+    assert total["configurations"] == 2 * count
+    assert total["traced"] == len(before)
     assert total["to_do"] == count - len(before)
 
     shown = printed("pool build --spec pool.yaml --processes 1")
-    assert f"static profiles: {len(before)} of {count} are there" in shown
-    after = user.profiled()
-    assert set(after) == set(ARCHITECTURES)
+    assert f"traced steps: {len(before)} of {count} are there" in shown
+    after = user.traced()
+    assert set(after) == {(name, how) for name in ARCHITECTURES for how in ("fp32", "amp-fp16")}
     assert None not in after.values()
     assert before.items() <= after.items()
     assert f"{count} of {count} are there" in printed("pool build --spec pool.yaml")
 
 
-def test_refusals_are_counted_by_reason_and_retried_on_request(user, printed, profiles_here):
+def test_refusals_are_counted_by_reason_and_retried_on_request(user, printed, traces_here):
     user.writes({"name": "small", "groups": [
         group(architectures=["test_vit"], input_sizes=[64, 67], batch_sizes=[1, 2]),
         group(architectures=["test_resnet"]),
@@ -118,7 +118,7 @@ def test_refusals_are_counted_by_reason_and_retried_on_request(user, printed, pr
     assert by_family["vit"]["refused"] == by_family["vit"]["architectures"] == 1
     assert by_family["resnet"]["usable"] == by_family["resnet"]["configurations"] == 1
     total = facts["total"]
-    assert (total["graphs"], total["step_profiles"], total["refused"]) == (2, 2, 1)
+    assert (total["steps"], total["traced"], total["refused"]) == (3, 2, 1)
     assert (total["steps_refused"], total["to_do"]) == (0, 0)
     (refused,) = facts["refusals"]
     assert "67" in refused["reason"]
@@ -126,22 +126,21 @@ def test_refusals_are_counted_by_reason_and_retried_on_request(user, printed, pr
 
     with sqlite3.connect(user.folder / "home" / "labels.db") as connection:
         connection.execute(
-            "UPDATE static_profiles SET step_refusal = 'too new', step = NULL "
-            "WHERE architecture = 'test_resnet'"
+            "UPDATE traces SET refusal = 'too new' WHERE architecture = 'test_resnet'"
         )
     again = printed("pool build --spec pool.yaml")
     assert "too new" in again
-    assert "static profiles: 3 of 3 are there" in again
+    assert "traced steps: 3 of 3 are there" in again
     facts = user.facts()
     too_new = {"count": 1, "reason": "too new", "architectures": ["test_resnet"]}
     assert facts["step_refusals"] == [too_new]
     assert (facts["total"]["steps_refused"], facts["total"]["to_do"]) == (1, 0)
     retried = printed("pool build --spec pool.yaml --processes 1 --retry-refused")
-    assert "static profiles: 1 of 3 are there" in retried
+    assert "traced steps: 1 of 3 are there" in retried
     facts = user.facts()
     assert facts["step_refusals"] == []
     assert len(facts["refusals"]) == 1
-    assert facts["total"]["step_profiles"] == 2
+    assert facts["total"]["traced"] == 2
 
 
 @pytest.mark.parametrize(
@@ -158,7 +157,7 @@ def test_refusals_are_counted_by_reason_and_retried_on_request(user, printed, pr
 def test_faulty_pool_files_are_reported_in_one_line(user, refusal, data, reason):
     user.writes(data)
     assert reason in refusal("pool build --spec pool.yaml")
-    assert user.profiled() == {}
+    assert user.traced() == {}
     with pytest.raises(InputError, match="trappm pool build"):
         user.facts()
 

@@ -13,8 +13,9 @@ from rich.progress import TextColumn
 from terminal import COLUMNS, Terminal
 
 from trappm.cluster.campaign.progress import Progress
-from trappm.cluster.profiles import ProfiledGraph
+from trappm.cluster.profiles import Traced
 from trappm.cluster.spec import load_preset
+from trappm.profiler.trace_cache import Refusal, TraceKey
 from trappm.terminal.progress_bars import BuildDisplay, CampaignDisplay, LiveBar
 
 TRAPPM = Path(sys.executable).with_name("trappm")
@@ -30,7 +31,7 @@ def test_ctrl_c_ends_a_build_and_explains_how_to_continue(tmp_path):
         [TRAPPM, "pool", "build", "--spec", "pool.yaml", "--processes", "1"],
         env={**os.environ, "TRAPPM_HOME": str(tmp_path / "home")}, cwd=tmp_path,
     )  # fmt: skip
-    terminal.wait_for("static profiles")
+    terminal.wait_for("traced steps")
     terminal.type("\x03")
     assert terminal.wait(120) == 130, terminal.raw
     assert "the same command continues" in terminal.raw  # the screen may break the line
@@ -102,7 +103,7 @@ def campaign_bar(**counts):
 def pool_bar():
     with BuildDisplay() as display:
         display.show(0, 82, None)
-        display.show(12, 82, ProfiledGraph(LONG_NAME, 224, None, "no reason", None, None))
+        display.show(12, 82, Traced(TraceKey(LONG_NAME, 224), Refusal("no reason")))
         display._bar.refresh()
 
 
