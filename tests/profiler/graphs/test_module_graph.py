@@ -51,7 +51,7 @@ SAME_BY_BOTH_WAYS = (
     ("efficientvit_b0", 64),
 )
 
-# What the exporter writes besides, as docs/research/static_profile.md explains.
+# What the exporter writes besides, as docs/research/tracing.md explains.
 MORE_IN_THE_FILE = {("mvitv2_tiny", 224): {"Reshape": 10, "Expand": 10}}
 TINY = ("test_convnext", "test_efficientnet_ln", "test_resnet", "test_vit2", "test_vit4")
 

@@ -22,9 +22,11 @@ from trappm.profiler.models.on_meta import on_meta
 from trappm.profiler.records.allocations import Event
 from trappm.profiler.records.kernels import Pass, Size
 from trappm.profiler.records.trace import TraceSettings, TraceSource
-from trappm.profiler.tracing import gpu_functions, losses, step_recorder
-from trappm.profiler.tracing.kernel_log import AllocationLog, tensors_of
+from trappm.profiler.tracing import losses, step_recorder
+from trappm.profiler.tracing.allocation_log import AllocationLog
+from trappm.profiler.tracing.gpu import attention
 from trappm.profiler.tracing.losses import default_loss
+from trappm.profiler.tracing.tensors import tensors_of
 from trappm.profiler.tracing.tracer import Tracer
 
 
@@ -106,7 +108,7 @@ def kept_on_the_cpu(foreign):
 @pytest.fixture
 def attention_as_on_the_cpu(monkeypatch):
     """A CPU's fused attention works as flash attention does, in every type and with masks."""
-    monkeypatch.setattr(gpu_functions, "_runs_flash", lambda query, value, mask: query.dim() == 4)
+    monkeypatch.setattr(attention, "_runs_flash", lambda query, value, mask: query.dim() == 4)
 
 
 @pytest.mark.usefixtures("attention_as_on_the_cpu")
