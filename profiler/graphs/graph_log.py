@@ -1,7 +1,7 @@
 """The graph of one forward pass as it is traced: tensors by identity, operators as ONNX nodes.
 
 Each call becomes the ONNX nodes of PyTorch's exporter (`operators`), so that a model and its file
-have the same graph; docs/research/static_profile.md lists the differences. Only what depends on
+have the same graph; docs/research/tracing.md lists the differences. Only what depends on
 the inputs is in the graph: the rest is folded, and its weights count at the node that uses the
 result.
 """
@@ -190,7 +190,7 @@ def _needs_values(func: Any, args: Sequence[Any]) -> bool:
 
 def needs_values(func: Any) -> bool:
     """Return whether an operator returns a number, or a shape, that depends on values."""
-    return bool(_NEEDS_VALUES & set(func.tags))
+    return bool(_NEEDS_VALUES & set(func.tags)) or func is torch.ops.aten.where.default
 
 
 _NEEDS_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
