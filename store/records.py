@@ -69,7 +69,7 @@ def attempts_allowed(outcome: Outcome | None, max_attempts: int) -> int:
 
 
 class TraceState(NamedTuple):
-    """What is known of a traced step."""
+    """State of a traced step."""
 
     graph_hash: str | None
     """Content of its graph, or None."""

@@ -206,7 +206,7 @@ class Planner:
         return steps_of(c for c, _ in self.pool)
 
     def learner_pool(self) -> tuple[list[tuple[Configuration, bytes]], list[bytes | None]]:
-        """Return configurations with their graphs, and their traced steps, for the learner.
+        """Return the configurations (n) with their graphs, and their traced steps (n).
 
         Raises:
             CampaignError: A model of the pool has no graph any more.
