@@ -209,7 +209,7 @@ class Planner:
         """Return the configurations (n) with their graphs, and their traced steps (n).
 
         Raises:
-            CampaignError: A model of the pool has no graph any more.
+            CampaignError: A model of the pool has lost its graph.
         """
         configurations = [c for c, _ in self.pool]
         graphs = self._graphs(configurations)
