@@ -58,16 +58,17 @@ class SqlTraces(Repository, TraceCache):
 
     @writing
     def put(self, session: Session, key: TraceKey, made: Trace | Refusal) -> None:
-        graph = made.graph if isinstance(made, Trace) else None
+        graph, graph_hash = made.graph if isinstance(made, Trace) else None, None
         if graph is not None:
-            graph_row = {"content_hash": graph.content_hash, "template": graph.to_bytes()}
+            graph_hash = graph.content_hash
+            graph_row = {"content_hash": graph_hash, "template": graph.to_bytes()}
             insert_new(session, GraphRow, [graph_row | {"node_count": len(graph.operators)}])
         refusal = made.refusal if isinstance(made, Trace) else made.reason
         values = {
             "architecture": key.model,
             "input_size": key.input_size,
             **_settings(key),
-            "graph_hash": None if graph is None else graph.content_hash,
+            "graph_hash": graph_hash,
             "refusal": None if refusal is None else storable(refusal),
             "data": _step_bytes(made) if isinstance(made, Trace) else None,
             "created_at": call_of(session).at,

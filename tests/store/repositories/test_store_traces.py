@@ -1,4 +1,4 @@
-"""Both homes of the cache of traced steps, a folder and the label store, and queries of the latter."""
+"""Both homes of the cache of traced steps: a folder, and the label store with its queries."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
