@@ -21,6 +21,8 @@ from hostile_files import SECRET, hostile_files, tensors_at
 from trappm.cli import run
 from trappm.prediction.models.tracers import OutsideTracer, TracingProcess, file_tracer
 from trappm.profiler.errors import ModelFileError, UnsupportedModelError
+from trappm.profiler.records import Phase
+from trappm.profiler.records.trace import TraceSettings
 
 pytestmark = pytest.mark.extension("onnx")
 EVERY = 17
@@ -57,10 +59,11 @@ def process():
 def outcome(process, path, content):
     path.write_bytes(content)
     try:
-        _, profile = OutsideTracer(process, file_tracer(str(path), None), path.name).profile()
+        tracer = OutsideTracer(process, file_tracer(str(path), None), path.name)
+        made = tracer.trace(TraceSettings(), Phase.TRAIN, None, False)
     except (ModelFileError, UnsupportedModelError) as error:
         return type(error).__name__, str(error)
-    return "answered", str(profile.step_refusal)
+    return "answered", str(made.refusal)
 
 
 def check_line(name, line):

@@ -11,9 +11,9 @@ import torch
 from onnx_export import export_onnx
 from torch import nn
 
-from trappm.extensions.onnx.file_profile import file_profile
+from trappm.extensions.onnx.file_trace import file_trace
 from trappm.profiler.models import zoo
-from trappm.profiler.static_profile import static_profile
+from trappm.profiler.trace import trace
 
 
 def trained(name, size):
@@ -53,30 +53,30 @@ def operators(path):
 )  # fmt: skip
 def test_a_folded_file_is_the_graph_and_the_step_of_its_model(tmp_path, name):
     size = 64
-    own = static_profile(name, size)
+    own = trace(name, size)
     path = older(trained(name, size), size, tmp_path / "folded.onnx")
     norms = own.graph.operators.count("BatchNormalization")
     folded = norms - operators(path).count("BatchNormalization")
-    file = file_profile(path)
+    file = file_trace(path)
     assert file.graph.operators.count("BatchNormalization") == norms
-    assert file.step.memory(32).live_mib == pytest.approx(own.step.memory(32).live_mib, rel=0.02)
+    assert file.memory(32).live_mib == pytest.approx(own.memory(32).live_mib, rel=0.02)
     if folded > 0:
-        assert f"{folded} batch norms" in file.step_remark
+        assert f"{folded} batch norms" in file.remark
     else:
         assert norms == 0
-        assert "put back" not in (file.step_remark or "")
+        assert "put back" not in (file.remark or "")
 
 
 def test_branches_behind_other_norms_lost_none(tmp_path):
-    file = file_profile(older(trained("poolformerv2_s12", 64), 64, tmp_path / "m.onnx"))
+    file = file_trace(older(trained("poolformerv2_s12", 64), 64, tmp_path / "m.onnx"))
     assert "BatchNormalization" not in file.graph.operators
-    assert "put back" not in (file.step_remark or "")
+    assert "put back" not in (file.remark or "")
 
 
 def test_a_file_with_its_norms_gets_no_more_of_them(tmp_path):
     for name in ("test_resnet", "test_efficientnet", "resnetv2_50", "convmixer_768_32"):
         export_onnx(name, 64, tmp_path / "m.onnx")
-        assert file_profile(tmp_path / "m.onnx").step_remark is None, name
+        assert file_trace(tmp_path / "m.onnx").remark is None, name
 
 
 class Enhancer(nn.Module):
@@ -101,29 +101,29 @@ def plain_classifier():
 
 @pytest.mark.parametrize("make", [Enhancer, plain_classifier])
 def test_where_it_is_not_clear_nothing_is_put_back_and_the_answer_says_what_to_do(tmp_path, make):
-    file = file_profile(older(make().eval(), 32, tmp_path / "m.onnx"))
+    file = file_trace(older(make().eval(), 32, tmp_path / "m.onnx"))
     assert "BatchNormalization" not in file.graph.operators
-    assert "dynamo=True, optimize=False" in file.step_remark
-    assert "dynamo=False, do_constant_folding=False" in file.step_remark
+    assert "dynamo=True, optimize=False" in file.remark
+    assert "dynamo=False, do_constant_folding=False" in file.remark
 
 
 def test_the_older_exporter_keeps_norms_by_the_option_that_the_remark_names(tmp_path):
-    own = static_profile("test_resnet", 64).step.memory(32).live_mib
+    own = trace("test_resnet", 64).memory(32).live_mib
     for way, options in {
         "folded": {"optimize": False},
         "kept": {"do_constant_folding": False},
     }.items():
         path = older(trained("test_resnet", 64), 64, tmp_path / f"{way}.onnx", **options)
         assert ("BatchNormalization" in operators(path)) == (way == "kept"), way
-        file = file_profile(path)
-        assert file.step.memory(32).live_mib == pytest.approx(own, rel=0.02), way
-        assert (file.step_remark is None) == (way == "kept"), way
+        file = file_trace(path)
+        assert file.memory(32).live_mib == pytest.approx(own, rel=0.02), way
+        assert (file.remark is None) == (way == "kept"), way
 
 
 @pytest.mark.slow
 def test_todays_exporter_folds_unless_told_not_to_optimise(tmp_path):
     """What the remark says to do is what works."""
-    own = static_profile("test_resnet", 64).step.memory(32).live_mib
+    own = trace("test_resnet", 64).memory(32).live_mib
     ways = {
         "default": {},
         "as asked": {"training": torch.onnx.TrainingMode.PRESERVE, "do_constant_folding": False},
@@ -134,6 +134,6 @@ def test_todays_exporter_folds_unless_told_not_to_optimise(tmp_path):
         exported(trained("test_resnet", 64), 64, path, dynamo=True, **options,
                  dynamic_shapes=({0: torch.export.Dim("n")},))  # fmt: skip
         assert ("BatchNormalization" in operators(path)) == (way == "whole"), way
-        file = file_profile(path)
-        assert file.step.memory(32).live_mib == pytest.approx(own, rel=0.02), way
-        assert (file.step_remark is None) == (way == "whole"), way
+        file = file_trace(path)
+        assert file.memory(32).live_mib == pytest.approx(own, rel=0.02), way
+        assert (file.remark is None) == (way == "whole"), way

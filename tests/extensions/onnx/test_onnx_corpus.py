@@ -9,7 +9,7 @@ import onnx.backend.test
 import pytest
 from onnx.backend.test.loader import load_model_tests
 
-from trappm.extensions.onnx.file_profile import file_profile
+from trappm.extensions.onnx.file_trace import file_trace
 from trappm.profiler.errors import ModelFileError, UnsupportedModelError
 
 SAVED = Path(onnx.backend.test.__file__).parent / "data"
@@ -24,7 +24,7 @@ def node_tests():
 
 def outcome(path):
     with contextlib.suppress(ModelFileError, UnsupportedModelError):
-        assert file_profile(path).graph.operators
+        assert file_trace(path).graph.operators
         return "read"
     return "refused"
 

@@ -12,11 +12,11 @@ import pytest
 from onnx import TensorProto, helper
 from onnx_export import file_graph
 
-from trappm.extensions.onnx.file_profile import file_profile
+from trappm.extensions.onnx.file_trace import file_trace
 from trappm.extensions.onnx.folding import fold
 from trappm.extensions.onnx.opening import Operation
 from trappm.profiler.errors import ModelFileError, UnsupportedModelError
-from trappm.profiler.records.trace import StepSource
+from trappm.profiler.records.trace import TraceSource
 
 IMAGE = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, 8, 8])
 RESULT = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3, 8, 8])
@@ -115,11 +115,11 @@ def test_scales_that_are_stored_as_weights_are_read_and_are_none(write):
         outputs=[helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 8, 16, 16])],
         initializers=[scales, kernel],
     )
-    profile = file_profile(path)
-    assert profile.graph.operators == ("Resize", "Conv")
-    assert profile.graph.parameters.tolist() == [0, 216]
-    assert profile.graph.at(2).output_shapes[0].tolist() == [2, 3, 16, 16, 0, 0]
-    assert profile.step_source is StepSource.REBUILT
+    made = file_trace(path)
+    assert made.graph.operators == ("Resize", "Conv")
+    assert made.graph.parameters.tolist() == [0, 216]
+    assert made.graph.at(2).output_shapes[0].tolist() == [2, 3, 16, 16, 0, 0]
+    assert made.source is TraceSource.REBUILT
 
 
 def test_a_pipe_or_a_device_is_not_read(write, tmp_path):
@@ -269,7 +269,7 @@ def test_an_unknown_element_type_is_told(write):
     cast = helper.make_node("Cast", ["x"], ["c"], to=99)
     path = write(cast, helper.make_node("Relu", ["c"], ["y"]))
     with pytest.raises(UnsupportedModelError, match="number 99"):
-        file_profile(path)
+        file_trace(path)
 
 
 def test_a_tensor_in_an_attribute_may_not_lie_outside_the_file(write, tmp_path):

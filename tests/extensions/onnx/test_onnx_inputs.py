@@ -12,11 +12,12 @@ from small_modules import Function, Parts
 from torch import nn
 
 import trappm
-from trappm.extensions.onnx.file_profile import file_profile, rebuilt
+from trappm.extensions.onnx.file_trace import file_trace, rebuilt
 from trappm.profiler.errors import TrappmError
 from trappm.profiler.models.model_input import ExampleInputs
-from trappm.profiler.static_profile import step_profile
+from trappm.profiler.trace import trace
 
+pytestmark = pytest.mark.usefixtures("module_home")
 NAMES = ["input_ids", "attention_mask"]
 AXES = {name: {0: "batch", 1: "sequence"} for name in NAMES}
 
@@ -92,9 +93,9 @@ def weight(name, kind, *shape):
 
 def equal_steps(path, module, inputs, size=None, rel=0.02):
     """Compare the step of a file with the step of its module."""
-    ours = step_profile(*rebuilt(path, size)[:2])
-    theirs = step_profile(module, ExampleInputs.of(*inputs))
-    assert ours.trainable_parameters == theirs.trainable_parameters
+    ours = trace(*rebuilt(path, size))
+    theirs = trace(module, ExampleInputs.of(*inputs))
+    assert ours.kernels.parameters == theirs.kernels.parameters
     for batch_size in (8, 64):
         assert ours.memory(batch_size).live_mib == pytest.approx(
             theirs.memory(batch_size).live_mib, rel=rel
@@ -141,7 +142,7 @@ def test_a_recurrent_file_with_time_first_has_its_batch_behind(tmp_path):
     nodes = [helper.make_node("LSTM", ["x", "w", "r"], ["y"], hidden_size=4)]
     weights = [weight("w", TensorProto.FLOAT, 1, 16, 8), weight("r", TensorProto.FLOAT, 1, 16, 4)]
     fixed = saved(tmp_path, nodes, [value("x", TensorProto.FLOAT, [10, 3, 8])], weights)
-    assert file_profile(fixed).graph.fixed_batch_size == 3
+    assert file_trace(fixed).graph.fixed_batch_size == 3
     opened = saved(tmp_path, nodes, [value("x", TensorProto.FLOAT, [None, None, 8])], weights)
     shapes = rebuilt(opened, 10, is_tokens=True)[1].shapes
     assert shapes == ((10, None, 8),)

@@ -16,7 +16,8 @@ from trappm.extensions.onnx.module import RebuiltModule
 from trappm.extensions.onnx.opening import load_checked
 from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.models.model_input import Sample
-from trappm.profiler.static_profile import step_profile
+from trappm.profiler.records import Phase
+from trappm.profiler.trace import trace
 
 # Norms, attention, squeeze and excitation, activations of every kind.
 ARCHITECTURES = (
@@ -36,9 +37,9 @@ def rebuilt(path):
 @pytest.mark.parametrize(("architecture", "input_size"), ARCHITECTURES)
 def test_the_rebuilt_step_is_that_of_the_original(tmp_path, architecture, input_size):
     export_onnx(architecture, input_size, tmp_path / "m.onnx")
-    original = step_profile(architecture, input_size)
-    again = step_profile(rebuilt(tmp_path / "m.onnx"), input_size)
-    assert again.trainable_parameters == original.trainable_parameters
+    original = trace(architecture, input_size)
+    again = trace(rebuilt(tmp_path / "m.onnx"), input_size)
+    assert again.kernels.parameters == original.kernels.parameters
     for batch_size in (1, 16, 100):
         ours, theirs = (p.saved_bytes.at(batch_size) for p in (again, original))
         assert ours == pytest.approx(theirs, rel=1e-3)
@@ -121,24 +122,23 @@ def test_attention_is_fused_where_the_exported_module_fuses_it(tmp_path, fused):
     assert ("trappm.ScaledAttention" in again.operators) == fused
     assert ("Softmax" in again.operators) != fused
     assert (
-        step_profile(again, 8).saved_bytes
-        == step_profile(module, Sample((3, 8, 8), torch.float32)).saved_bytes
+        trace(again, 8).saved_bytes == trace(module, Sample((3, 8, 8), torch.float32)).saved_bytes
     )
 
 
 def test_weights_may_be_stored_or_folded(tmp_path):
     """As weights of a file, or transposed beforehand by the exporter."""
     module = Attention(fused=True).eval()
-    expected = step_profile(module, Sample((3, 8, 8), torch.float32))
+    expected = trace(module, Sample((3, 8, 8), torch.float32))
     for options in ({}, {"do_constant_folding": False}):
         path = exported(tmp_path, module, torch.zeros(2, 3, 8, 8), 17, **options)
-        actual = step_profile(rebuilt(path), 8)
-        assert actual.trainable_parameters == expected.trainable_parameters
+        actual = trace(rebuilt(path), 8)
+        assert actual.kernels.parameters == expected.kernels.parameters
         assert actual.memory(16) == expected.memory(16)
     model = onnx.load(path)
     onnx.save(model, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
     (tmp_path / "weights.bin").unlink(missing_ok=True)
-    assert step_profile(rebuilt(path), 8).memory(16) == expected.memory(16)
+    assert trace(rebuilt(path), 8).memory(16) == expected.memory(16)
 
 
 def one_node(path, operator, domain="", rest=(3, 4, 4)):
@@ -153,26 +153,33 @@ def one_node(path, operator, domain="", rest=(3, 4, 4)):
     return path
 
 
-@pytest.mark.parametrize(
-    ("operator", "domain", "name"),
-    [("Det", "", "Det"), ("Fancy", "com.example", "com.example.Fancy")],
-)
-def test_an_operator_that_is_not_known_is_named(tmp_path, operator, domain, name):
-    path = one_node(tmp_path / "m.onnx", operator, domain, rest=(3,))
-    with pytest.raises(UnsupportedModelError, match=f"operator {name} cannot be rebuilt"):
-        step_profile(rebuilt(path), 4)
+@pytest.mark.parametrize("phase", list(Phase))
+def test_a_step_with_an_operator_that_pytorch_lacks_has_a_graph_only(tmp_path, phase):
+    made = trace(rebuilt(one_node(tmp_path / "m.onnx", "Det", rest=(3,))), 4, phase=phase)
+    assert made.graph.operators == ("Det",)
+    assert (made.allocations, made.kernels) == (None, None)
+    assert made.refusal == "the operator Det cannot be rebuilt"
+
+
+def test_an_operator_that_is_not_known_is_named(tmp_path):
+    path = one_node(tmp_path / "m.onnx", "Fancy", "com.example", rest=(3,))
+    with pytest.raises(
+        UnsupportedModelError, match=r"operator com\.example\.Fancy cannot be rebuilt"
+    ):
+        trace(rebuilt(path), 4)
 
 
 def test_a_step_without_anything_to_train_is_refused(tmp_path):
     path = one_node(tmp_path / "m.onnx", "Relu")
-    with pytest.raises(UnsupportedModelError, match="trainable parameter"):
-        step_profile(rebuilt(path), 4)
+    refused = trace(rebuilt(path), 4)
+    assert refused.allocations is None
+    assert "trainable parameter" in refused.refusal
 
 
 def test_half_precision_files_are_trained_in_full_precision(tmp_path):
     module = Attention(fused=False)
     path = exported(tmp_path, module, torch.zeros(2, 3, 8, 8), 17)
-    expected = step_profile(rebuilt(path), 8).saved_bytes
+    expected = trace(rebuilt(path), 8).saved_bytes
     model = onnx.load(path)
     for tensor in model.graph.initializer:
         if tensor.data_type == TensorProto.FLOAT:
@@ -186,4 +193,4 @@ def test_half_precision_files_are_trained_in_full_precision(tmp_path):
     for value in (*model.graph.input, *model.graph.output):
         value.type.tensor_type.elem_type = TensorProto.FLOAT16
     onnx.save(model, path)
-    assert step_profile(rebuilt(path), 8).saved_bytes == expected
+    assert trace(rebuilt(path), 8).saved_bytes == expected

@@ -5,7 +5,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import trappm
-from trappm.extensions.onnx.file_profile import file_profile
+from trappm.extensions.onnx.file_trace import file_trace
 from trappm.profiler.errors import UnsupportedModelError
 
 node = helper.make_node
@@ -42,7 +42,7 @@ def test_quantized_files_are_not_trained_and_their_weights_count(design, tmp_pat
     path = tmp_path / "quantised.onnx"
     path.write_bytes(model.SerializeToString())
 
-    assert file_profile(path).graph.at(4).parameters.sum() == 16 * 3 * 3 * 3
+    assert file_trace(path).graph.at(4).parameters.sum() == 16 * 3 * 3 * 3
     with pytest.raises(UnsupportedModelError, match=r"is quantized .* phase infer"):
         trappm.predict(path, device="a100", batch_size=4)
     answer = trappm.predict(path, device="rtx4090", batch_size=4, phase="infer")

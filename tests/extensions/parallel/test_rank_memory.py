@@ -13,21 +13,21 @@ from trappm.extensions.parallel.rank_memory import (
 from trappm.extensions.parallel.schedules import Parallelism, Strategy
 from trappm.extensions.parallel.shared_step import PROCESS, SharedStep, predict_parallel
 from trappm.profiler.errors import InputError
-from trappm.profiler.records import Optimizer
 from trappm.profiler.memory.training_loop import TrainingLoop
-from trappm.profiler.static_profile import step_profile
+from trappm.profiler.records import Optimizer
+from trappm.profiler.trace import trace
 
 BATCH = 8
 ADAM = TrainingLoop(optimizer=Optimizer.ADAM)
 
 
 @pytest.fixture(scope="module")
-def trace():
-    return step_profile("vit_tiny_patch16_224", 224).trace
+def allocations():
+    return trace("vit_tiny_patch16_224", 224).allocations
 
 
-def test_single_rank_needs_the_memory_of_the_step(trace):
-    needs = traced_needs(trace, BATCH, ADAM)
+def test_single_rank_needs_the_memory_of_the_step(allocations):
+    needs = traced_needs(allocations, BATCH, ADAM)
     whole = float((needs.gradients + needs.activations).max()) + needs.parameters + needs.states
     for strategy in Strategy:
         alone = rank_memory(needs, Parallelism(strategy=strategy))
@@ -35,8 +35,8 @@ def test_single_rank_needs_the_memory_of_the_step(trace):
         assert (alone.gathered, alone.buckets) == (0.0, 0.0)
 
 
-def test_fsdp_memory_decreases_with_ranks_and_ddp_memory_does_not(trace):
-    needs = traced_needs(trace, BATCH, ADAM)
+def test_fsdp_memory_decreases_with_ranks_and_ddp_memory_does_not(allocations):
+    needs = traced_needs(allocations, BATCH, ADAM)
     sizes = [
         rank_memory(needs, Parallelism(strategy=Strategy.FSDP, gpus=n)).total for n in (2, 4, 8, 16)
     ]
@@ -44,18 +44,18 @@ def test_fsdp_memory_decreases_with_ranks_and_ddp_memory_does_not(trace):
     assert len(set(sizes)) == len(sizes)
     ddp = [rank_memory(needs, Parallelism(gpus=n)) for n in (2, 16)]
     assert ddp[0] == ddp[1]
-    assert ddp[0].buckets == trace.parameter_bytes.sum()
+    assert ddp[0].buckets == allocations.parameter_bytes.sum()
 
 
-def test_tensor_parallelism_divides_a_transformer(trace):
-    needs = traced_needs(trace, BATCH, ADAM)
+def test_tensor_parallelism_divides_a_transformer(allocations):
+    needs = traced_needs(allocations, BATCH, ADAM)
     sizes = [rank_memory(needs, Parallelism(strategy=Strategy.TP, gpus=gpus)) for gpus in (1, 2, 4)]
     assert sizes[0].parameters == pytest.approx(4 * sizes[2].parameters)
     assert sizes[0].total > sizes[1].total > sizes[2].total
 
 
-def test_a_sharded_optimizer_divides_states_over_replicas_only(trace):
-    needs = traced_needs(trace, BATCH, ADAM)
+def test_a_sharded_optimizer_divides_states_over_replicas_only(allocations):
+    needs = traced_needs(allocations, BATCH, ADAM)
     plain, sharded = (
         rank_memory(
             needs, Parallelism(strategy=Strategy.TP, gpus=8, tensor=2, sharded_optimizer=choice)
@@ -69,8 +69,8 @@ def test_a_sharded_optimizer_divides_states_over_replicas_only(trace):
         Parallelism(strategy=Strategy.FSDP, gpus=2, sharded_optimizer=True)
 
 
-def test_mixed_precision_has_main_copies_and_one_buffer_of_gradients(trace):
-    halves = traced_needs(trace, BATCH, ADAM)  # as if its parameters had 16 bits
+def test_mixed_precision_has_main_copies_and_one_buffer_of_gradients(allocations):
+    halves = traced_needs(allocations, BATCH, ADAM)  # as if its parameters had 16 bits
     parameters = halves.all_gradients / 2
     for kind, of_gradients, of_states in ((MEGATRON_LM, 4, 12), (DEEPSPEED_BF16, 6, 16)):
         rank = rank_memory(kind.needs(halves), Parallelism(gpus=4, sharded_optimizer=True))
@@ -79,8 +79,8 @@ def test_mixed_precision_has_main_copies_and_one_buffer_of_gradients(trace):
         assert rank.buckets == 0.0
 
 
-def test_the_first_stage_keeps_several_micro_batches_and_the_last_one_the_head(trace):
-    needs = traced_needs(trace, BATCH, ADAM)
+def test_the_first_stage_keeps_several_micro_batches_and_the_last_one_the_head(allocations):
+    needs = traced_needs(allocations, BATCH, ADAM)
     one, two, four = (
         rank_memory(
             needs, Parallelism(strategy=Strategy.TP, tensor=1, gpus=4, pipeline=4, accumulation=n)

@@ -10,12 +10,12 @@ pytest.importorskip("peft")
 import torch
 from simulated_steps import simulated, trace_of
 
-from trappm.profiler.models.on_meta import on_meta
-from trappm.profiler.models.sources import source_of
-from trappm.profiler.records import MemoryFormat, Precision
 from trappm.profiler.memory.breakdown import Part
 from trappm.profiler.memory.training_loop import Implementation, TrainingLoop
-from trappm.profiler.tracing.tracer import StepOptions, Tracer
+from trappm.profiler.models.sources import source_of
+from trappm.profiler.records import Precision
+from trappm.profiler.records.trace import TraceSettings
+from trappm.profiler.trace import trace
 
 LENGTH, BATCH = 64, 3
 MIB = 1 << 20
@@ -122,9 +122,7 @@ def test_parameters_gradients_and_states_are_those_of_a_real_step(name, precisio
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16])
 def test_saved_activations_equal_those_on_a_cpu(name, precision):
     real = Trained(name, precision)
-    options = StepOptions(precision=precision)
-    model = on_meta(name, LENGTH, MemoryFormat.CONTIGUOUS, precision)
-    step = Tracer(model, source_of(name).inputs(name, LENGTH), options).step()
+    step = trace(name, LENGTH, TraceSettings(precision))
     assert step.saved_bytes.at(BATCH) == pytest.approx(real.kept_bytes(), rel=0.02)
 
 

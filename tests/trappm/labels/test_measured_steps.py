@@ -7,7 +7,8 @@ from store_samples import DEVICE, configuration, measurement
 
 import trappm
 from trappm.profiler.models import zoo
-from trappm.profiler.static_profile import static_profile, step_profile
+from trappm.profiler.trace import trace
+from trappm.profiler.trace_cache import TraceKey
 from trappm.store import Home, Store
 
 torch.set_num_threads(1)
@@ -15,18 +16,17 @@ MODEL, SIZE = "test_resnet", 64
 
 
 @pytest.fixture(scope="module")
-def profile():
-    return static_profile(MODEL, SIZE)
+def step():
+    return trace(MODEL, SIZE)
 
 
 @pytest.fixture
-def store(tmp_path, monkeypatch, profile):
-    """A store that knows the static profile of one architecture, under two names."""
+def store(tmp_path, monkeypatch, step):
+    """A store that knows the training step of one architecture, under two names."""
     monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "home"))
-    graph, step = profile.graph.to_bytes(), profile.step.to_bytes()
     with Store.open(Home.open().database_url) as opened:
         for name in (MODEL, "twin"):
-            opened.workloads.save_graph(name, SIZE, graph, None, step=step)
+            opened.traces.put(TraceKey(name, SIZE), step)
         yield opened
 
 
@@ -76,13 +76,13 @@ def test_labels_of_an_equal_graph_are_second_choice(store):
     assert (ask().measured.step_time_ms, ask().measured.label_count) == (7.0, 2)
 
 
-def test_an_equal_graph_with_another_training_step_does_not_match(store, profile):
+def test_an_equal_graph_with_another_training_step_does_not_match(store, step):
     """Dropout and frozen parameters are not in a graph, which is of evaluation mode."""
     frozen = zoo.create_model(MODEL, SIZE)
     frozen.conv1.requires_grad_(False)
-    graph = profile.graph.to_bytes()
-    step = step_profile(frozen, SIZE).to_bytes()
-    store.workloads.save_graph("frozen", SIZE, graph, None, step=step)
+    of_frozen = trace(frozen, SIZE)
+    assert of_frozen.graph.content_hash == step.graph.content_hash
+    store.traces.put(TraceKey("frozen", SIZE), of_frozen)
     record(store, "frozen", 2, step_ms=6.0)
     assert ask().measured is None
 
@@ -124,7 +124,8 @@ def test_without_a_store_the_prediction_has_a_remark(tmp_path, monkeypatch):
     answer = ask()
     assert answer.measured is None
     assert any("there is no label store yet" in remark for remark in answer.remarks)
-    assert {path.name for path in (tmp_path / "nowhere").iterdir()} == {"answers", "profiles"}
+    written = {path.name for path in (tmp_path / "nowhere").iterdir()}
+    assert written == {"answers", "names", "traces"}
 
 
 def test_the_command_prints_the_label(store, printed, as_json):

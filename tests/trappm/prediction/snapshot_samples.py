@@ -11,7 +11,7 @@ from trappm.learner.snapshots.snapshot import load_snapshot, save_snapshot
 from trappm.learner.workload import Workload
 from trappm.prediction.snapshot_choice import SHIPPED
 from trappm.profiler.records import Phase
-from trappm.profiler.static_profile import graph_template
+from trappm.profiler.trace import trace
 
 NAMES = ("test_resnet", "test_vit", "test_convnext")
 BATCHES = (1, 2, 4, 8)
@@ -39,7 +39,8 @@ def publish(registry, heads):
 
 def graphs():
     """Graphs of three models at four batch sizes."""
-    return [graph_template(name, 64).at(batch) for name in NAMES for batch in BATCHES]
+    templates = [trace(name, 64, phase=Phase.INFER).graph for name in NAMES]
+    return [template.at(batch) for template in templates for batch in BATCHES]
 
 
 def trained(targets, preset, encoder=None):

@@ -15,9 +15,9 @@ from torch_geometric.nn import GCNConv, global_mean_pool
 import trappm
 from trappm.prediction.prediction import quantity
 from trappm.profiler.errors import InputError, UnsupportedModelError
-from trappm.profiler.models import zoo
 from trappm.profiler.memory.breakdown import Part
-from trappm.profiler.static_profile import step_profile
+from trappm.profiler.models import zoo
+from trappm.profiler.trace import trace
 from trappm.profiler.tracing import known_values
 
 
@@ -50,14 +50,14 @@ def distance(output):
     return output["distance"].mean()
 
 
-def test_predicted_memory_is_that_of_the_step_profile():
+def test_predicted_memory_is_that_of_the_traced_step():
     answer = small(batch_size=16, optimizer="adam")
-    profile = step_profile("resnet10t", 64)
+    step = trace("resnet10t", 64)
     parts = answer.memory_breakdown.parts_mib
-    simulated = profile.memory(16, "adam").reserved_with_workspace_mib
+    simulated = step.memory(16, "adam").reserved_with_workspace_mib
     assert answer.memory_mib > simulated
     assert sum(parts.values()) == pytest.approx(answer.memory_mib, rel=0.01)
-    parameters_mib = sum(profile.trace.parameter_bytes) / 2**20
+    parameters_mib = sum(step.allocations.parameter_bytes) / 2**20
     assert parts[Part.OPTIMIZER] == pytest.approx(2 * parameters_mib)
 
 
@@ -130,7 +130,7 @@ def test_accumulated_gradients_stay_allocated():
     once, often = small(), small(optimizer=trappm.TrainingLoop(accumulation_steps=4))
     assert often.memory_mib >= once.memory_mib
     kept, passing = (a.memory_breakdown.parts_mib.get(Part.GRADIENTS, 0.0) for a in (often, once))
-    parameters_mib = sum(step_profile("resnet10t", 64).trace.parameter_bytes) / 2**20
+    parameters_mib = sum(trace("resnet10t", 64).allocations.parameter_bytes) / 2**20
     assert kept >= parameters_mib > passing
 
 
