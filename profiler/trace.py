@@ -147,7 +147,7 @@ class _Step:
         """Return the error with the model's name, if the reason is the model."""
         if not isinstance(error, UnsupportedModelError):
             return error
-        name = self.model if isinstance(self.model, str) else type(self.model).__name__
+        name: str = self.model if isinstance(self.model, str) else self.model._get_name()  # type: ignore[no-untyped-call]
         return type(error)(f"{name} at {self.inputs}: {error}")
 
 

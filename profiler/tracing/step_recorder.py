@@ -61,6 +61,8 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._values = values or KnownValues()
         self.failed: Any = None
         """The first operator that raised, the innermost one."""
+        self.refusal: str | None = None
+        """Why there is a graph only: an operator of a file has no form in PyTorch."""
         self._inside: Any = None
         """Operator whose result is made by others."""
         self._from_outside: dict[int, tuple[Tensor, Tensor]] = {}
@@ -176,6 +178,8 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._note_results(func, args, kwargs, output)
             return output
         call = bound(func, args, kwargs)
+        if func.namespace == "trappm":
+            self.refusal = self.refusal or call["refusal"]
         self._check(func, call)
         if func is _ATEN.convolution.default:
             return self._convolution(func, args, call)

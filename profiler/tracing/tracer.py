@@ -371,6 +371,8 @@ class Tracer:
             self._graphs[batch_size] = graph.graph(output, batch_size)
         except UnsupportedModelError as error:
             self._graphs[batch_size] = str(error)  # the error would keep the tensors alive
+        if recorder.refusal is not None:
+            raise UnsupportedModelError(recorder.refusal)
         if not training:
             allocations.end_forward()
             return None

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Self
 
 import numpy as np
@@ -43,6 +44,8 @@ class _Program:
     attribute_of: Mapping[str, str]
     """Attributes of the module by names of weights in the file."""
     outputs: Sequence[str]
+    used: frozenset[str]
+    """Names that an operation or an output needs."""
     dialect: Dialect
 
     def __deepcopy__(self, _: Any) -> Self:
@@ -53,9 +56,8 @@ class RebuiltModule(nn.Module):
     """Runs the operators of a checked ONNX model in PyTorch, on the meta device.
 
     Its parameters are the trained weights (`CheckedModel.parameters`) and, frozen, those of small
-    integers; its buffers are other tensors without known values. In training mode, operators
-    without a form in PyTorch raise UnsupportedModelError; in evaluation mode they get the shape
-    that ONNX infers.
+    integers; its buffers are other tensors without known values. The results of operators without
+    a form in PyTorch get the shapes that ONNX infers.
 
     Args:
         model: Result of `load_checked`.
@@ -97,6 +99,8 @@ class RebuiltModule(nn.Module):
             constants=constants,
             attribute_of=attribute_of,
             outputs=model.outputs,
+            used=frozenset((*model.outputs, *chain.from_iterable(o.inputs for o in operations)))
+            - {""},
             dialect=dialect,
         )
 
@@ -155,30 +159,28 @@ class RebuiltModule(nn.Module):
         try:
             return self._in_pytorch(operation, inputs)
         except UnsupportedModelError as error:
-            if self.training:
-                raise
             try:
-                return run_unknown(operation, inputs, self._program.dialect)
+                return run_unknown(operation, inputs, self._program.dialect, str(error))
             except UnsupportedModelError as other:
                 raise UnsupportedModelError(f"{error}; {other}") from error
 
     def _in_pytorch(self, operation: Operation, inputs: Sequence[Value]) -> Sequence[Value]:
-        operator, outputs = operation.operator, len(operation.outputs)
+        operator, names = operation.operator, operation.outputs
         if operator not in FUNCTIONS:
             raise UnsupportedModelError(f"the operator {operator} cannot be rebuilt")
         opset = self._program.dialect.version("")
-        call = Call(operator, inputs, operation.attributes, outputs, opset, self.training)
+        call = Call(operator, inputs, operation.attributes, len(names), opset, self.training)
         try:
             result = FUNCTIONS[operator](call)
         except TrappmError:
             raise
         except Exception as error:
             raise UnsupportedModelError(
-                f"{operator} for {operation.outputs[0]!r}: {one_line(error)}"
+                f"{operator} for {names[0]!r}: {one_line(error)}"
             ) from error
         results = [result] if isinstance(result, Tensor) else result
-        if len(results) < outputs and not self.training:
-            raise UnsupportedModelError(f"a {operator} of {outputs} outputs")
+        if self._program.used.intersection(names[len(results) :]):
+            raise UnsupportedModelError(f"a {operator} of {len(names)} outputs")
         return results
 
 

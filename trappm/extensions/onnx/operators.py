@@ -750,7 +750,7 @@ FUNCTIONS: Mapping[str, Function] = {
 _LIBRARY = torch.library.Library("trappm", "DEF")  # type: ignore[no-untyped-call]
 _LIBRARY.define(  # type: ignore[no-untyped-call]
     "onnx(Tensor[] inputs, str operator, str attributes, int[] ranks, int[] sizes, ScalarType[] "
-    "types) -> Tensor[]"
+    "types, str refusal) -> Tensor[]"
 )
 
 
@@ -761,6 +761,7 @@ def _make(
     ranks: Sequence[int],
     sizes: Sequence[int],
     types: Sequence[torch.dtype],
+    _refusal: str,
 ) -> list[Tensor]:
     rest = iter(sizes)
     return [
@@ -785,8 +786,12 @@ class Dialect:
         return max((o.version for o in self.opsets if o.domain in names), default=1)
 
 
-def run_unknown(operation: Operation, inputs: Sequence[Value], dialect: Dialect) -> list[Value]:
+def run_unknown(
+    operation: Operation, inputs: Sequence[Value], dialect: Dialect, refusal: str
+) -> list[Value]:
     """Return outputs without values, of the shapes that ONNX infers.
+
+    A step with such an operator has a graph only; `refusal` is the reason.
 
     Raises:
         UnsupportedModelError: ONNX infers none.
@@ -830,6 +835,7 @@ def run_unknown(operation: Operation, inputs: Sequence[Value], dialect: Dialect)
         [len(sizes) for _, sizes, _ in known],
         [size for _, sizes, _ in known for size in sizes],
         [torch_type(kind) for _, _, kind in known],
+        refusal,
     )
     outputs = dict(zip((name for name, _, _ in known), made, strict=True))
     return [outputs.get(name) for name in operation.outputs]
