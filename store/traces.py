@@ -10,6 +10,7 @@ from sqlalchemy import Select, delete, func, select
 from sqlalchemy.orm import Session
 
 from trappm.profiler.errors import TrappmError, storable
+from trappm.profiler.files.untrusted import reading_profile
 from trappm.profiler.records import GraphTemplate, Pair
 from trappm.profiler.records.trace import Trace
 from trappm.profiler.trace_cache import MAX_BYTES, Refusal, TraceCache, TraceKey
@@ -35,8 +36,9 @@ class SqlTraces(Repository, TraceCache):
         if data is None:
             return Refusal(refusal or "")
         try:
-            trace = Trace.from_bytes(data)
-            graph = None if template is None else GraphTemplate.from_bytes(template)
+            with reading_profile("trace"):
+                trace = Trace.from_bytes(data)
+                graph = None if template is None else GraphTemplate.from_bytes(template)
         except TrappmError:
             self._remove(digest)
             return None
