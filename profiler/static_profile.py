@@ -22,9 +22,6 @@ from trappm.profiler.simulation.step_trace import TRACED_BATCH_SIZES, StepTrace
 from trappm.profiler.tracing.fusion import prefers_channels_last
 from trappm.profiler.tracing.tracer import StepOptions, Tracer
 
-USUAL_VALUES = "The step looks for infinite numbers and NaN; it is taken to find none."
-"""Remark on a step that depends on such a look."""
-
 
 def static_profile(
     model: str | nn.Module,
@@ -177,7 +174,7 @@ def _profile(
         step = tracer.step()
     except TrappmError as error:
         return StaticProfile(graph=graph, step=None, step_refusal=str(error), step_source=None)
-    remark = USUAL_VALUES if tracer.has_assumed else None
+    remark = " ".join(sorted(tracer.assumed)) or None
     return StaticProfile(
         graph=graph, step=step, step_refusal=None, step_source=source, step_remark=remark
     )

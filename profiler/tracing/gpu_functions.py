@@ -24,6 +24,8 @@ from torch.utils._pytree import tree_leaves
 
 from trappm.profiler.errors import InputError
 from trappm.profiler.simulation.kernel_profile import KernelKind, Pass
+from trappm.profiler.tracing import torchvision_operators
+from trappm.profiler.tracing.flex_attention import FLEX_ATTENTION, OVERRIDABLE, flex_attention
 from trappm.profiler.tracing.kernel_log import HALVES, KernelLog, Product
 from trappm.profiler.tracing.known_values import USUAL, KnownValues
 
@@ -387,8 +389,14 @@ class _TracedGpu:
     def __enter__(self) -> None:
         with self._lock:
             if self._traces == 0:
-                orders = {} if torch.cuda.is_available() else _ORDERS
-                for owner, names in (*_AUTOCAST.items(), *orders.items()):
+                changed: dict[Any, Mapping[str, Any]] = {
+                    **_AUTOCAST,
+                    **OVERRIDABLE,
+                    **torchvision_operators.has_operators(),
+                }
+                if not torch.cuda.is_available():
+                    changed |= _ORDERS
+                for owner, names in changed.items():
                     for name, value in names.items():
                         self._changes.callback(setattr, owner, name, getattr(owner, name))
                         setattr(owner, name, value)
@@ -444,7 +452,14 @@ class GpuFunctions(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        kwargs = kwargs or {}
+        if func is FLEX_ATTENTION:
+            return flex_attention(self._values.get, *args, **(kwargs or {}))
+        if name := torchvision_operators.name_of(func):
+            return torchvision_operators.call(name, func, args, kwargs or {})
+        return self._called(func, args, kwargs or {})
+
+    def _called(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Return the result of a function of PyTorch."""
         if func is Tensor.cuda:
             func, args, kwargs = Tensor.to, args[:1], {**kwargs, "device": "meta"}
         elif func is Tensor.to:

@@ -17,13 +17,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_map
 
 from trappm.profiler.errors import InputError
 from trappm.profiler.graphs.graph_log import GraphLog
 from trappm.profiler.graphs.nodes import bound
 from trappm.profiler.simulation.step_trace import Pass
+from trappm.profiler.tracing import torchvision_operators
 from trappm.profiler.tracing.gpu_functions import (
     GATES,
     GpuFunctions,
@@ -39,7 +40,7 @@ from trappm.profiler.tracing.kernel_log import (
     in_backward,
     tensors_of,
 )
-from trappm.profiler.tracing.known_values import KnownValues, is_whole
+from trappm.profiler.tracing.known_values import ALL_BOXES, KnownValues, is_whole
 
 _ATEN = torch.ops.aten
 _FACTORS = {**FACTORS, "convolution": ("input", "weight")}
@@ -173,10 +174,10 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             args = args[0], self._places(args[1])
         if func in RESULTS:
             output = RESULTS[func](call)
-        elif func in COPYING:
+        elif func in COPYING or func.namespace == "torchvision":
             self._inside = func
             with self:  # so that what it makes is seen
-                output = COPYING[func](call)
+                output = COPYING[func](call) if func in COPYING else self._torchvision(func, args)
             self._inside = None
             self._allocations.operator = func
         else:
@@ -257,6 +258,18 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is _ATEN._pack_padded_sequence.default:
             return results[0].to("meta"), results[1]  # the batch sizes are always on the CPU
         return tree_map(lambda x: x.to("meta") if isinstance(x, Tensor) else x, results)
+
+    def _torchvision(self, func: Any, args: Sequence[Any]) -> Any:
+        """Return the result of an operator of torchvision."""
+        name = func._schema.name.removeprefix("torchvision::")
+        kept = None
+        if name == "nms":
+            with _disable_current_modes():
+                places = self._values.results(func, args, {})
+            kept = None if places is None else len(places)
+            if kept is None:
+                self._values.assumed.add(ALL_BOXES)
+        return torchvision_operators.result(name, args, kept)
 
     def _is_misplaced(self, result: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Return whether a result is on the CPU because an argument is from outside the model.

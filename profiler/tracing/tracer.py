@@ -223,8 +223,8 @@ class Tracer:
         """True if inference computes a gradient, such as of an energy, so only no_grad applies."""
         self._infers_with_labels = False
         """True if inference needs what only training should, such as labels."""
-        self.has_assumed = False
-        """True if a step looked at values that the example does not have, for unusual numbers."""
+        self.assumed: set[str] = set()
+        """Remarks on steps that looked at values which the example does not have."""
         self.origins: dict[Phase, Sequence[Origin]] = {}
         """Origin of each block, by traced phase."""
 
@@ -457,7 +457,7 @@ class Tracer:
         except Exception as error:
             raise _refusal(phase, error, recorder.failed) from error
         finally:
-            self.has_assumed = self.has_assumed or values.has_assumed
+            self.assumed |= values.assumed
             for hook in hooks:
                 hook.remove()
             allocations.closed = True
