@@ -107,8 +107,9 @@ def _declare_missing_operators(spec: ModuleSpec | None) -> None:
         _library = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
         for schema in missing:
             _library.define(schema)  # type: ignore[no-untyped-call]
-        for name, kernel in (("nms", _nms), ("roi_align", _roi_align)):
-            _library.impl(name, kernel, "CPU")  # type: ignore[no-untyped-call]
+            name = schema.partition("(")[0]
+            if name in _KERNELS:
+                _library.impl(name, _KERNELS[name], "CPU")  # type: ignore[no-untyped-call]
 
 
 def _nms(boxes: torch.Tensor, scores: torch.Tensor, threshold: float) -> torch.Tensor:
@@ -145,3 +146,7 @@ def _roi_align(
         )
         pooled[own] = pixels[0].view(images.shape[1], -1, height, width).transpose(0, 1)
     return pooled
+
+
+_KERNELS = {"nms": _nms, "roi_align": _roi_align}
+"""Kernels on the CPU of operators whose results decide what runs next."""

@@ -213,7 +213,7 @@ def _columns(images: Tensor, weight: Tensor, offset: Tensor, sizes: Sequence[int
 
 
 def _by_group(tensor: Tensor, sizes: Sequence[int]) -> Tensor:
-    return tensor.view(sizes[6], len(tensor) // sizes[6], -1)
+    return tensor.reshape(sizes[6], len(tensor) // sizes[6], -1)
 
 
 def _products(left: Tensor, right: Tensor) -> Tensor:

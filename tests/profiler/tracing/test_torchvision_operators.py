@@ -11,7 +11,7 @@ from torchvision import ops
 from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.models.model_input import ExampleInputs
 from trappm.profiler.models.on_meta import on_meta
-from trappm.profiler.records import Phase, Precision
+from trappm.profiler.records import MemoryFormat, Phase, Precision
 from trappm.profiler.simulation.kernel_profile import KernelKind, Size
 from trappm.profiler.tracing.known_values import ALL_BOXES
 from trappm.profiler.tracing.tracer import StepOptions, Tracer
@@ -190,3 +190,10 @@ def test_torchvision_is_as_before_after_a_trace():
     before = torchvision.extension._has_ops
     tracer_of(pooling(align, 18), IMAGES, BOXES).phase(Phase.INFER)
     assert torchvision.extension._has_ops is before
+
+
+def test_a_deformable_convolution_takes_channels_last():
+    options = StepOptions(memory_format=MemoryFormat.CHANNELS_LAST)
+    module = on_meta(deformable(groups=2), None, options.memory_format)
+    trace, _ = Tracer(module, ExampleInputs.of(IMAGES), options, (4, 8)).phase(Phase.TRAIN)
+    assert sizes_of(trace).count(4 * (8 * 9) * (4 * PIXELS)) == 3
