@@ -20,6 +20,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.host.procfs import available_memory_mib
 from trappm.profiler.tracing.kernel_log import tensors_of
+from trappm.profiler.tracing.time_limit import check_time
 
 USUAL = {"isnan": False, "isinf": False, "isneginf": False, "isposinf": False, "isfinite": True}
 """Results of functions that look for unusual numbers, for each element of a usual tensor."""
@@ -152,6 +153,7 @@ class KnownValues:
         results = None
         if self.everything:
             check_memory(tensors)
+            check_time()
             results = self.results(func, args, kwargs)
         elif sum(t.numel() for t in tensors) <= MAX_ELEMENTS and not _is_arbitrary(func):
             results = self.results(func, args, kwargs)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -22,6 +23,7 @@ from trappm.prediction.models.profile_cache import (
     content_key,
 )
 from trappm.prediction.models.tracers import (
+    TRACE_SECONDS,
     NameTracer,
     OutsideTracer,
     StepTracer,
@@ -104,6 +106,7 @@ def subject_of(
     loss: Callable[..., Tensor] | None = None,
     input_size: int | None = None,
     sequence_length: int | None = None,
+    trace_seconds: float | None = None,
 ) -> Subject:
     """Return the subject of a question; the arguments are those of `trappm.predict`.
 
@@ -113,6 +116,7 @@ def subject_of(
     """
     check_size("input size", input_size)
     check_size("sequence length", sequence_length)
+    limit_s = _limit_s(trace_seconds)
     if isinstance(model, str | Path):
         for name, value in (("example_input", example_input), ("targets", targets), ("loss", loss)):
             if value is not None:
@@ -124,7 +128,7 @@ def subject_of(
                 )
             path, is_tokens = Path(model), sequence_length is not None
             size = input_size or sequence_length
-            return _file(path, content_key(path), size, is_tokens, data_folder())
+            return _file(path, content_key(path), size, is_tokens, limit_s, data_folder())
         size = _size_of(model, input_size, sequence_length)
         refuse_unknown(model)
         return _architecture(model, size, data_folder())
@@ -140,7 +144,7 @@ def subject_of(
             f"{type(model).__name__} is a module; give an example of its input and no input size, "
             "such as example_input=torch.empty(8, 3, 224, 224)"
         )
-    return Module(model, example_input, targets, loss)
+    return Module(model, example_input, targets, loss, limit_s)
 
 
 COMPILED = "compile-4"
@@ -172,6 +176,15 @@ def check_size(name: str, value: object) -> None:
     """Raise InputError if a value is neither None nor a size of a batch or an input."""
     if value is not None and not (type(value) is int and 1 <= value <= MAX_SIZE):
         raise InputError(f"{name} is {value!r}; it must be a whole number from 1 to {MAX_SIZE:,}")
+
+
+def _limit_s(trace_seconds: float | None) -> float:
+    """Return the limit of a trace; raises InputError if it is not a number of seconds to a day."""
+    if trace_seconds is None:
+        return TRACE_SECONDS
+    if not isinstance(trace_seconds, int | float) or not 0 < trace_seconds <= 86_400:
+        raise InputError(f"trace_seconds is {trace_seconds!r}; it must be above 0, up to 86400")
+    return trace_seconds
 
 
 def input_size_of(name: str, input_size: int | None) -> int:
@@ -288,14 +301,17 @@ class Module(Subject):
         example_input: object,
         targets: object = None,
         loss: Callable[..., Tensor] | None = None,
+        limit_s: float = TRACE_SECONDS,
     ) -> None:
         """Read the inputs, as `trappm.predict` takes them; raises InputError if it does not."""
         from trappm.profiler.models.on_meta import EAGER, eager, is_compiled
+        from trappm.profiler.tracing.time_limit import TimeLimit
 
         self.module: nn.Module = eager(module)
         self.name = type(self.module).__name__
         self.remark = EAGER if is_compiled(module) else None
         self._loss = loss
+        self._limit = TimeLimit(self.name, limit_s, partial(_progress, self.name))
         args: tuple[object, ...] = (example_input,)
         kwargs: dict[str, object] = {}
         if isinstance(example_input, Mapping):
@@ -324,7 +340,8 @@ class Module(Subject):
         from trappm.profiler.static_profile import static_profile
 
         options = self._options(StepSettings())
-        profile = static_profile(self.module, self._sample, options, **self._traced_at)
+        with self._limit.applied():
+            profile = static_profile(self.module, self._sample, options, **self._traced_at)
         if profile.step is None and not self.has_one_input:  # the graph has neither loss nor batch
             raise UnsupportedModelError(profile.step_refusal or "")
         remarks = filter(None, (self.remark, profile.step_remark))
@@ -353,7 +370,8 @@ class Module(Subject):
 
         try:
             options = self._options(settings)
-            return step_profile(self.module, self._sample, options, **self._traced_at)
+            with self._limit.applied():
+                return step_profile(self.module, self._sample, options, **self._traced_at)
         except TrappmError as error:
             return str(error)
 
@@ -362,7 +380,10 @@ class Module(Subject):
 
         options = self._options(settings)
         module = on_meta(self.module, None, settings.memory_format, settings.precision)
-        return traced_step(module, self._inputs, options, phase, batch_size, original=self.module)
+        with self._limit.applied():
+            return traced_step(
+                module, self._inputs, options, phase, batch_size, original=self.module
+            )
 
     def covered(self, settings: StepSettings, phase: Phase, batch_size: int) -> Module | str:
         """Return what heads can predict, or the reason why only the memory is predicted.
@@ -413,6 +434,13 @@ class Module(Subject):
         except (InputError, UnsupportedModelError) as error:
             return str(error)
         return one
+
+
+def _progress(model: str) -> AbstractContextManager[object]:
+    """Return the progress of a module that runs on the CPU."""
+    from trappm.terminal.progress_bars import RunDisplay
+
+    return RunDisplay(model)
 
 
 def _example_inputs(
@@ -471,8 +499,11 @@ def _architecture(name: str, input_size: int | None, _home: Path) -> Subject:
 
 
 @lru_cache(maxsize=64)
-def _file(path: Path, digest: str, size: int | None, is_tokens: bool, _home: Path) -> Subject:
-    tracer = OutsideTracer(own_process(), file_tracer(str(path), size, is_tokens), str(path))
+def _file(
+    path: Path, digest: str, size: int | None, is_tokens: bool, limit_s: float, _home: Path
+) -> Subject:
+    inner = file_tracer(str(path), size, is_tokens)
+    tracer = OutsideTracer(own_process(), inner, str(path), limit_s=limit_s)
     key = file_key(digest, size)
     subject = _Cached((*key, "tokens") if is_tokens else key, tracer)
     subject.sequence_length = size if is_tokens else None

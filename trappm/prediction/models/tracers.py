@@ -28,6 +28,7 @@ from trappm.profiler.errors import (
     BatchOrderError,
     InputError,
     ModelFileError,
+    TraceTimeoutError,
     TrappmError,
     UnevenSizesError,
     UnsupportedModelError,
@@ -60,7 +61,8 @@ _FOR_TRACES = (
 """Modules that the warm process imports to trace, in addition to those of extensions."""
 FOR_NAMES = ("trappm.profiler.models.zoo",)
 
-TIMEOUT_S = 120.0
+TRACE_SECONDS = 120.0
+"""Default limit of a trace: of a file, or of steps that run on values."""
 MEMORY_MIB = 2048
 _FILE_MEMORY_MIB = 1024
 """Upper bound for a file: it has shapes only, while a model of timm has its weights."""
@@ -73,8 +75,8 @@ _ENVIRONMENT = (
 )  # fmt: skip
 
 
-class TracingTimeoutError(ModelFileError):
-    """A trace took too long and was ended."""
+class TracingTimeoutError(ModelFileError, TraceTimeoutError):
+    """A trace in another process took too long and was ended."""
 
 
 class TracedStep(NamedTuple):
@@ -272,6 +274,8 @@ class OutsideTracer:
     """Name of the model in messages."""
     until_s: float | None = None
     """Deadline of all traces, by `time.monotonic`; None for one of its own per trace."""
+    limit_s: float | None = None
+    """Limit of each trace in seconds; None for that of the process."""
 
     def profile(self) -> tuple[str, StaticProfile]:
         return profile_from_bytes(self.process.trace(self, "profile"))
@@ -293,7 +297,7 @@ class TracingProcess:
         self,
         preload: Sequence[str] = (),
         *,
-        timeout_s: float = TIMEOUT_S,
+        timeout_s: float = TRACE_SECONDS,
         memory_mib: int = MEMORY_MIB,
         advice: str = "",
     ) -> None:
@@ -351,7 +355,8 @@ class TracingProcess:
 
     def _trace(self, outside: OutsideTracer, what: str, arguments: Sequence[object]) -> bytes:
         tracer, name = outside.inner, outside.name
-        until_s = outside.until_s or time.monotonic() + self._timeout_s
+        limit_s = outside.limit_s or self._timeout_s
+        until_s = outside.until_s or time.monotonic() + limit_s
         memory_bytes = self._memory_mib << 20
         if tracer.is_file:
             tracer = replace(tracer, model=os.path.abspath(tracer.model))
@@ -363,7 +368,7 @@ class TracingProcess:
             "what": what,
             "arguments": arguments,
             "memory_bytes": memory_bytes,
-            "cpu_s": int(self._timeout_s) + 1,
+            "cpu_s": int(limit_s) + 1,
         }
         reply: Mapping[str, Any] = {}
         child = self._server.fork("trappm.prediction.models.tracers:trace_confined", message)
@@ -373,8 +378,7 @@ class TracingProcess:
         except TimeoutError:
             child.kill()
             raise TracingTimeoutError(
-                f"looking at {name} took more than {self._timeout_s:g} s, and was ended"
-                + self._advice
+                f"looking at {name} took more than {limit_s:g} s, and was ended" + self._advice
             ) from None
         finally:
             child.close()
@@ -398,7 +402,7 @@ def own_process() -> TracingProcess:
     with _OWN_LOCK:
         pid = os.getpid()
         if pid not in _OWN:
-            _OWN[pid] = TracingProcess()
+            _OWN[pid] = TracingProcess(advice="; give it longer with --trace-seconds")
         return _OWN[pid]
 
 
