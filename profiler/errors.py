@@ -38,6 +38,10 @@ class UnevenSizesError(UnsupportedModelError):
     """A step with tensors that do not grow evenly with the batch, as of all pairs of samples."""
 
 
+class TraceTimeoutError(TrappmError):
+    """A step whose trace took longer than its limit, and was ended."""
+
+
 class DeviceError(InputError):
     """An unknown device key, or a device that is not on this machine."""
 

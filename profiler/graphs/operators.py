@@ -416,6 +416,21 @@ def convolution(call: Call) -> list[Value]:
     return [call.emit(operator, x, weight, *bias, **attributes)]
 
 
+def deform_conv(call: Call) -> list[Value]:
+    """Return a deformable convolution of torchvision, whose bias and mask may be constants."""
+    x, weight, offset, mask, bias = call.tensors()
+    sizes = [value for value in call.arguments.values() if type(value) is int]
+    attributes: dict[str, Any] = {
+        "dilations": sizes[4:6],
+        "group": sizes[6],
+        "kernel_shape": list(weight.shape[2:]),
+        "offset_group": sizes[7],
+        "pads": sizes[2:4] * 2,
+        "strides": sizes[:2],
+    }
+    return [call.emit("DeformConv", x, weight, offset, bias, mask, **attributes)]
+
+
 def batch_norm(call: Call) -> list[Value]:
     names = ("input", "weight", "bias", "running_mean", "running_var")
     return [call.emit("BatchNormalization", *call.values(*names), epsilon=call["eps"])]
@@ -510,6 +525,11 @@ def attention(call: Call) -> list[Value]:
         unknown = call.emit("IsNaN", scores, shape=scores_shape)
         scores = call.emit("Where", unknown, Value(()), scores, shape=scores_shape)
     return [call.emit("MatMul", scores, value)]
+
+
+def flex_attention(call: Call) -> list[Value]:
+    """Return attention without its mask, and constants for the statistics of its rows."""
+    return [*attention(call), *map(Value, call.shapes[1:])]
 
 
 def adaptive_pool(call: Call) -> list[Value]:

@@ -82,6 +82,9 @@ FACTORS = {
 
 def product_of(name: str, call: Mapping[str, Any]) -> Product | None:
     """Return the product of an operator that multiplies matrices, or None."""
+    if name.startswith("trappm::flex_attention"):
+        shapes = call["query"].shape, call["value"].shape
+        return attention_product(*shapes, call["keys"], is_backward="grad" in call)
     if name not in FACTORS:
         return None
     left, right = (call[factor] for factor in FACTORS[name])
@@ -96,6 +99,18 @@ def product_of(name: str, call: Mapping[str, Any]) -> Product | None:
     elif name == "_grouped_mm" and right.dim() == 2:
         columns = max(columns // products, 1)
     return Product(rows, columns, depth, products)
+
+
+def attention_product(
+    query: torch.Size, value: torch.Size, keys: int, *, is_backward: bool
+) -> Product:
+    """Return the product of a fused attention of queries (..., length, width).
+
+    Its backward pass has five products instead of two.
+    """
+    width, value_width = query[-1], value[-1]
+    depth = 3 * width + 2 * value_width if is_backward else width + value_width
+    return Product(query[-2], keys, depth, query[:-2].numel())
 
 
 def shape_of(kind: KernelKind, name: str, call: Mapping[str, Any], written: Tensor) -> Product:
@@ -261,19 +276,17 @@ class KernelLog:
         causal: bool,
         gradients: Sequence[Tensor] = (),
     ) -> None:
-        """Add a fused attention, or its backward pass, which has five products instead of two."""
-        products, length, width = query.shape[:-2].numel(), query.shape[-2], query.shape[-1]
-        both = width + value.shape[-1]
+        """Add a fused attention, or its backward pass."""
         read = [query, key, value] + ([] if mask is None else [mask])
         written = [output]
         if gradients:
-            both = 3 * width + 2 * value.shape[-1]
             read, written = [*read, output, output], list(gradients)
         which = Pass.DATA_GRADIENT if gradients else Pass.FORWARD
         keys = key.shape[-2]
         if causal:  # the kernels leave out blocks above the diagonal
             keys = (keys + 1) // 2
-        self.add(KernelKind.ATTENTION, which, read, written, Product(length, keys, both, products))
+        product = attention_product(query.shape, value.shape, keys, is_backward=bool(gradients))
+        self.add(KernelKind.ATTENTION, which, read, written, product)
 
     def add(
         self,

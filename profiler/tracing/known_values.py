@@ -21,9 +21,12 @@ from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.host.procfs import available_memory_mib
 from trappm.profiler.models.model_input import ExampleInputs, Inputs
 from trappm.profiler.tracing.tensors import tensors_of
+from trappm.profiler.tracing.time_limit import check_time
 
 USUAL = {"isnan": False, "isinf": False, "isneginf": False, "isposinf": False, "isfinite": True}
 """Results of functions that look for unusual numbers, for each element of a usual tensor."""
+NO_UNUSUAL = "The step looks for infinite numbers and NaN; it is taken to find none."
+ALL_BOXES = "Non-maximum suppression is taken to keep all boxes."
 _UNIFORM = frozenset(("any", "all", "amax", "amin"))
 """Operators that are not element by element, but return the value of a uniform tensor."""
 _SOFTMAX = (torch.ops.aten._softmax.default, torch.ops.aten._log_softmax.default)
@@ -44,8 +47,8 @@ class KnownValues:
         """Storages with values by storages on the meta device."""
         self._uniform = WeakIdKeyDictionary()
         """Value of all elements by storages on the meta device, where it is assumed."""
-        self.has_assumed = False
-        """True if the step depended on an assumed value."""
+        self.assumed: set[str] = set()
+        """Remarks on the assumed values that the step depended on."""
 
     def set(self, tensor: Tensor, values: Tensor) -> None:
         """Set the values of a tensor, in its own layout."""
@@ -67,7 +70,8 @@ class KnownValues:
         if values is not None:
             return values.item()
         usual: bool | None = self._uniform.get(tensor.untyped_storage())  # type: ignore[no-untyped-call]
-        self.has_assumed = self.has_assumed or usual is not None
+        if usual is not None:
+            self.assumed.add(NO_UNUSUAL)
         return usual
 
     def has_number(self, tensor: Tensor) -> bool:
@@ -133,6 +137,8 @@ class KnownValues:
             given = given[0].float(), given[1], False
         try:
             return func(*given, **named)
+        except NotImplementedError:  # the operator, on the CPU
+            return None
         except RuntimeError as error:
             if "not implemented for" in str(error):  # the type, on the CPU
                 return None
@@ -148,6 +154,7 @@ class KnownValues:
         results = None
         if self.everything:
             check_memory(tensors)
+            check_time()
             results = self.results(func, args, kwargs)
         elif sum(t.numel() for t in tensors) <= MAX_ELEMENTS and not _is_arbitrary(func):
             results = self.results(func, args, kwargs)

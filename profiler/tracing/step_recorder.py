@@ -1,12 +1,12 @@
 """Records a step on the meta device: one stream of operators, from which logs make records.
 
-    operators as PyTorch runs them --> allocations and kernels (`kernel_log`)
-                                   --> nodes of the graph (`graphs.graph_log`), in inference
+    operators as PyTorch runs them --> allocations and kernels (`allocation_log`, `kernel_log`)
+                                   --> nodes of the graph of the forward pass (`graphs.graph_log`)
 
-In inference mode PyTorch dispatches composite operators (linear layers, attention) before it
-decomposes them: the graph has the composite ones, allocations and kernels have their parts. Where
-the meta device differs from a GPU, the recorder imitates the GPU (`gpu_functions`,
-`gpu_operators`): fused attention and dropout, cuDNN's layouts, in-place accumulation of gradients.
+Composite operators (linear layers, attention) come before they are taken apart (`composites`): the
+graph has the composite ones, allocations and kernels have their parts. Where the meta device
+differs from a GPU, the recorder imitates the GPU (`gpu`): fused attention and dropout, cuDNN's
+layouts, in-place accumulation of gradients.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from trappm.profiler.graphs.nodes import bound
 from trappm.profiler.records.allocations import Pass
 from trappm.profiler.tracing.allocation_log import AllocationLog
 from trappm.profiler.tracing.composites import is_composite, taken_apart
+from trappm.profiler.tracing.gpu import torchvision_operators
 from trappm.profiler.tracing.gpu.functions import GpuFunctions
 from trappm.profiler.tracing.gpu.operators import COPYING, RESULTS, result_of
 from trappm.profiler.tracing.kernel_log import FACTORS, KernelLog
-from trappm.profiler.tracing.known_values import KnownValues, is_whole
+from trappm.profiler.tracing.known_values import ALL_BOXES, KnownValues, is_whole
 from trappm.profiler.tracing.tensors import channels_last, in_backward, tensors_of
 
 _ATEN = torch.ops.aten
@@ -189,10 +190,10 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             args = args[0], self._places(args[1])
         if func in RESULTS:
             output = RESULTS[func](call)
-        elif func in COPYING:
+        elif func in COPYING or func.namespace == "torchvision":
             self._inside = func
             with self:  # so that what it makes is seen
-                output = COPYING[func](call)
+                output = COPYING[func](call) if func in COPYING else self._torchvision(func, args)
             self._inside = None
             self._allocations.operator = func
         else:
@@ -275,6 +276,18 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is _ATEN._pack_padded_sequence.default:
             return results[0].to("meta"), results[1]  # the batch sizes are always on the CPU
         return tree_map(lambda x: x.to("meta") if isinstance(x, Tensor) else x, results)
+
+    def _torchvision(self, func: Any, args: Sequence[Any]) -> Any:
+        """Return the result of an operator of torchvision."""
+        name = func._schema.name.removeprefix("torchvision::")
+        kept = None
+        if name == "nms":
+            with _disable_current_modes():
+                places = self._values.results(func, args, {})
+            kept = None if places is None else len(places)
+            if kept is None:
+                self._values.assumed.add(ALL_BOXES)
+        return torchvision_operators.result(name, args, kept)
 
     def _is_misplaced(self, result: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Return whether a result is on the CPU because an argument is from outside the model.

@@ -60,8 +60,6 @@ CHECKED_BATCH_SIZE = 3
 OTHER_BATCH_SIZE = 131
 """Third batch size of modules that are not of a library: a prime number beyond round ones, as sizes
 may be affine up to some batch only, or be rounded up."""
-USUAL_VALUES = "The step looks for infinite numbers and NaN; it is taken to find none."
-"""Remark on a step that depends on such a look."""
 _HALF = {Precision.AMP_FP16: torch.float16, Precision.AMP_BF16: torch.bfloat16}
 
 
@@ -123,8 +121,8 @@ class Tracer:
         """True if inference computes a gradient, such as of an energy, so only no_grad applies."""
         self._infers_with_labels = False
         """True if inference needs what only training should, such as labels."""
-        self._has_assumed = False
-        """True if a step looked at values that the example does not have, for unusual numbers."""
+        self._assumed: set[str] = set()
+        """Remarks on values that the step looked at and the example does not have."""
 
     def trace(self) -> Trace:
         """Return the traced step; without allocations and kernels if they cannot be traced.
@@ -182,7 +180,7 @@ class Tracer:
             saved_bytes=saved if self._phase is Phase.TRAIN else None,
             refusal=why,
             source=TraceSource.TRACED if self._original is None else TraceSource.RUN,
-            remark=USUAL_VALUES if self._has_assumed else None,
+            remark=" ".join(sorted(self._assumed)) or None,
             origins=tuple(log.origins),
         )
 
@@ -323,7 +321,7 @@ class Tracer:
         except Exception as error:
             raise _refusal(self._phase, error, recorder.failed) from error
         finally:
-            self._has_assumed = self._has_assumed or values.has_assumed
+            self._assumed |= values.assumed
             allocations.closed = True
             for parameter in model.parameters():
                 parameter.grad = None

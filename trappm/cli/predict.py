@@ -104,6 +104,10 @@ def predict(
     depth: Annotated[
         int, typer.Option(min=1, max=20, help="Levels of modules in --breakdown.")
     ] = 1,
+    trace_seconds: Annotated[
+        float | None,
+        typer.Option(help="Limit for tracing a file in seconds (default: 120)."),
+    ] = None,
     explain: options.Explain = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -142,6 +146,7 @@ def predict(
             power_limit_w=power_limit,
             usd_per_hour=price,
             labels=labels,
+            trace_seconds=trace_seconds,
         )
         for each in precisions
         for size in sizes

@@ -48,6 +48,7 @@ def predict(
     power_limit_w: float | None = None,
     usd_per_hour: float | None = None,
     labels: bool = False,
+    trace_seconds: float | None = None,
 ) -> Prediction:
     """Predict time, memory, power and energy of a step, and what fits.
 
@@ -87,6 +88,8 @@ def predict(
         power_limit_w: GPU power limit in watts (default: factory setting).
         usd_per_hour: Price of the device, for the cost of a run (default: the known prices).
         labels: Look for labels of this step in the label store (`Prediction.measured`).
+        trace_seconds: Limit for tracing a file, and for running a module on the CPU if its
+            operators depend on the values of its inputs (default: 120).
 
     Returns:
         The prediction. The reason for each missing value is in `Prediction.missing`.
@@ -97,6 +100,7 @@ def predict(
         SnapshotError: There is no such snapshot, or it has no model of the device.
         InputError: A wrong setting, or a size or inputs that the model cannot have.
         UnsupportedModelError: The model cannot be traced; with the reason.
+        TraceTimeoutError: That took more than `trace_seconds`.
     """
     if not isinstance(model, str | Path) and not hasattr(model, "forward"):
         raise InputError(
@@ -126,6 +130,7 @@ def predict(
         loss=loss,
         input_size=input_size,
         sequence_length=sequence_length,
+        trace_seconds=trace_seconds,
     )
     [prediction] = _predictions(question, [subject], keys, labels=labels)
     if not isinstance(model, str | Path):

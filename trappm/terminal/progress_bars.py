@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Self
 
@@ -125,6 +126,21 @@ class CampaignDisplay(LiveBar):
         if progress.stage.startswith("measuring"):
             self._measured = counts
         self._bar.update(self._task, description=escape(progress.stage), **counts, eta=eta)
+
+
+class RunDisplay(LiveBar):
+    """A line on standard error while a step runs on the CPU, or a record in the log."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            TimeElapsedColumn(),
+            to=Console(stderr=True),
+        )
+        what = f"running {model} on the CPU, as it depends on the values of its inputs"
+        self._bar.add_task(escape(what), total=None)
+        logging.getLogger("trappm.prediction").info(what)
 
 
 class BuildDisplay(LiveBar):

@@ -20,9 +20,11 @@ from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import _disable_current_modes
 
 from trappm.profiler.graphs.nodes import bound
+from trappm.profiler.tracing.gpu import torchvision_operators
 from trappm.profiler.tracing.gpu.attention import attention
 from trappm.profiler.tracing.gpu.autocast import CAST, Autocast
 from trappm.profiler.tracing.gpu.ctc import ctc_loss
+from trappm.profiler.tracing.gpu.flex_attention import FLEX_ATTENTION, flex_attention
 from trappm.profiler.tracing.gpu.recurrent import GATES, recurrent
 from trappm.profiler.tracing.kernel_log import KernelLog
 from trappm.profiler.tracing.known_values import USUAL, KnownValues
@@ -105,7 +107,14 @@ class GpuFunctions(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        kwargs = kwargs or {}
+        if func is FLEX_ATTENTION:
+            return flex_attention(self._values.get, *args, **(kwargs or {}))
+        if name := torchvision_operators.name_of(func):
+            return torchvision_operators.call(name, func, args, kwargs or {})
+        return self._called(func, args, kwargs or {})
+
+    def _called(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Return the result of a function of PyTorch."""
         if func is Tensor.cuda:
             func, args, kwargs = Tensor.to, args[:1], {**kwargs, "device": "meta"}
         elif func is Tensor.to:

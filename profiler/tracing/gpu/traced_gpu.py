@@ -10,6 +10,9 @@ from typing import Any, Self
 
 import torch
 
+from trappm.profiler.tracing.gpu import torchvision_operators
+from trappm.profiler.tracing.gpu.flex_attention import OVERRIDABLE
+
 _construct_autocast, _enter_autocast = torch.autocast.__init__, torch.autocast.__enter__
 
 
@@ -126,8 +129,14 @@ class _TracedGpu:
         self._local.traces = getattr(self._local, "traces", 0) + 1
         with self._lock:
             if self._traces == 0:
-                orders = {} if torch.cuda.is_available() else _ORDERS
-                for owner, names in (*_AUTOCAST.items(), *orders.items()):
+                changed: dict[Any, Mapping[str, Any]] = {
+                    **_AUTOCAST,
+                    **OVERRIDABLE,
+                    **torchvision_operators.has_operators(),
+                }
+                if not torch.cuda.is_available():
+                    changed |= _ORDERS
+                for owner, names in changed.items():
                     for name, value in names.items():
                         self._changes.callback(setattr, owner, name, getattr(owner, name))
                         setattr(owner, name, value)

@@ -12,12 +12,14 @@ import inspect
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trappm.prediction.models.tracers import (
+    TRACE_SECONDS,
     NameTracer,
     OutsideTracer,
     StepTracer,
@@ -103,6 +105,7 @@ def subject_of(
     loss: Callable[..., Tensor] | None = None,
     input_size: int | None = None,
     sequence_length: int | None = None,
+    trace_seconds: float | None = None,
 ) -> Subject:
     """Return the subject of a question; the arguments are those of `trappm.predict`.
 
@@ -112,6 +115,7 @@ def subject_of(
     """
     check_size("input size", input_size)
     check_size("sequence length", sequence_length)
+    limit_s = _limit_s(trace_seconds)
     if isinstance(model, str | Path):
         for name, value in (("example_input", example_input), ("targets", targets), ("loss", loss)):
             if value is not None:
@@ -124,7 +128,7 @@ def subject_of(
             path, is_tokens = Path(model), sequence_length is not None
             size = input_size or sequence_length
             key = file_key(digest_of(path), size, is_tokens=is_tokens)
-            return _file(path, key, is_tokens, data_folder())
+            return _file(path, key, is_tokens, limit_s, data_folder())
         size = _size_of(model, input_size, sequence_length)
         refuse_unknown(model)
         return _architecture(name_key(model, size), data_folder())
@@ -140,7 +144,7 @@ def subject_of(
             f"{type(model).__name__} is a module; give an example of its input and no input size, "
             "such as example_input=torch.empty(8, 3, 224, 224)"
         )
-    return Module(model, example_input, targets, loss)
+    return Module(model, example_input, targets, loss, limit_s)
 
 
 def size_kind(model: object) -> str:
@@ -168,6 +172,15 @@ def check_size(name: str, value: object) -> None:
     """Raise InputError if a value is neither None nor a size of a batch or an input."""
     if value is not None and not (type(value) is int and 1 <= value <= MAX_SIZE):
         raise InputError(f"{name} is {value!r}; it must be a whole number from 1 to {MAX_SIZE:,}")
+
+
+def _limit_s(trace_seconds: float | None) -> float:
+    """Return the limit of a trace; raises InputError if it is not a number of seconds to a day."""
+    if trace_seconds is None:
+        return TRACE_SECONDS
+    if not isinstance(trace_seconds, int | float) or not 0 < trace_seconds <= 86_400:
+        raise InputError(f"trace_seconds is {trace_seconds!r}; it must be above 0, up to 86400")
+    return trace_seconds
 
 
 def input_size_of(name: str, input_size: int | None) -> int:
@@ -344,14 +357,17 @@ class Module(Subject):
         example_input: object,
         targets: object = None,
         loss: Callable[..., Tensor] | None = None,
+        limit_s: float = TRACE_SECONDS,
     ) -> None:
         """Read the inputs, as `trappm.predict` takes them; raises InputError if it does not."""
         from trappm.profiler.models.on_meta import EAGER, eager, is_compiled
+        from trappm.profiler.tracing.time_limit import TimeLimit
 
         self.module: nn.Module = eager(module)
         self.name = type(self.module).__name__
         self.remark = EAGER if is_compiled(module) else None
         self._loss = loss
+        self._limit = TimeLimit(self.name, limit_s, partial(_progress, self.name))
         args: tuple[object, ...] = (example_input,)
         kwargs: dict[str, object] = {}
         if isinstance(example_input, Mapping):
@@ -380,20 +396,28 @@ class Module(Subject):
         at_all = self._traces.get((how, phase, None, with_origins))
         key = how, phase, batch_size, with_origins
         if at_all is None and key not in self._traces:
-            made = trace(
-                self.module,
-                self._inputs,
-                how,
-                phase,
-                loss=loss_of(self._loss, has_targets=TARGETS in self._inputs.kwargs),
-                batch_size=batch_size or self.batch_size,
-                with_origins=with_origins,
-            )
+            with self._limit.applied():
+                made = trace(
+                    self.module,
+                    self._inputs,
+                    how,
+                    phase,
+                    loss=loss_of(self._loss, has_targets=TARGETS in self._inputs.kwargs),
+                    batch_size=batch_size or self.batch_size,
+                    with_origins=with_origins,
+                )
             if made.batch_size is None:
                 key = (how, phase, None, with_origins)
             remarks = filter(None, (self.remark, made.remark))
             self._traces[key] = replace(made, remark=" ".join(remarks) or None)
         return at_all or self._traces[key]
+
+
+def _progress(model: str) -> AbstractContextManager[object]:
+    """Return the progress of a module that runs on the CPU."""
+    from trappm.terminal.progress_bars import RunDisplay
+
+    return RunDisplay(model)
 
 
 def _example_inputs(
@@ -452,9 +476,10 @@ def _architecture(key: ModelKey, _home: Path) -> Subject:
 
 
 @lru_cache(maxsize=64)
-def _file(path: Path, key: ModelKey, is_tokens: bool, _home: Path) -> Subject:
-    tracer = file_tracer(str(path), key.input_size, is_tokens)
-    subject = _Cached(key, OutsideTracer(own_process(), tracer, str(path)))
+def _file(path: Path, key: ModelKey, is_tokens: bool, limit_s: float, _home: Path) -> Subject:
+    inner = file_tracer(str(path), key.input_size, is_tokens)
+    tracer = OutsideTracer(own_process(), inner, str(path), limit_s=limit_s)
+    subject = _Cached(key, tracer)
     subject.sequence_length = key.input_size if is_tokens else None
     subject.name = str(path)
     subject.identity = (subject.identity, subject.name)

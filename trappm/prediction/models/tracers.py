@@ -20,7 +20,13 @@ from itertools import chain
 from typing import Any, ClassVar, Protocol
 
 from trappm.profiler import errors
-from trappm.profiler.errors import InputError, ModelFileError, TrappmError, one_line
+from trappm.profiler.errors import (
+    InputError,
+    ModelFileError,
+    TraceTimeoutError,
+    TrappmError,
+    one_line,
+)
 from trappm.profiler.extensions import extension_modules
 from trappm.profiler.host.forks import ForkServer, ForkServerError
 from trappm.profiler.records import Execution, MemoryFormat, Phase, Precision
@@ -34,7 +40,8 @@ _FOR_TRACES = (
 """Modules that the warm process imports to trace, in addition to those of extensions."""
 FOR_NAMES = ("trappm.profiler.models.zoo",)
 
-TIMEOUT_S = 120.0
+TRACE_SECONDS = 120.0
+"""Default limit of a trace: of a file, or of steps that run on values."""
 MEMORY_MIB = 2048
 _FILE_MEMORY_MIB = 1024
 """Upper bound for a file: it has shapes only, while a model of timm has its weights."""
@@ -47,8 +54,8 @@ _ENVIRONMENT = (
 )  # fmt: skip
 
 
-class TracingTimeoutError(ModelFileError):
-    """A trace took too long and was ended."""
+class TracingTimeoutError(ModelFileError, TraceTimeoutError):
+    """A trace in another process took too long and was ended."""
 
 
 class StepTracer(Protocol):
@@ -116,6 +123,8 @@ class OutsideTracer:
     """Name of the model in messages."""
     until_s: float | None = None
     """Deadline of all traces, by `time.monotonic`; None for one of its own per trace."""
+    limit_s: float | None = None
+    """Limit of each trace in seconds; None for that of the process."""
 
     def trace(
         self, settings: TraceSettings, phase: Phase, batch_size: int | None, with_origins: bool
@@ -131,7 +140,7 @@ class TracingProcess:
         self,
         preload: Sequence[str] = (),
         *,
-        timeout_s: float = TIMEOUT_S,
+        timeout_s: float = TRACE_SECONDS,
         memory_mib: int = MEMORY_MIB,
         advice: str = "",
     ) -> None:
@@ -188,7 +197,8 @@ class TracingProcess:
 
     def _trace(self, outside: OutsideTracer, arguments: Sequence[object]) -> bytes:
         tracer, name = outside.inner, outside.name
-        until_s = outside.until_s or time.monotonic() + self._timeout_s
+        limit_s = outside.limit_s or self._timeout_s
+        until_s = outside.until_s or time.monotonic() + limit_s
         memory_bytes = self._memory_mib << 20
         if tracer.is_file:
             tracer = replace(tracer, model=os.path.abspath(tracer.model))
@@ -199,7 +209,7 @@ class TracingProcess:
             "tracer": asdict(tracer),
             "arguments": arguments,
             "memory_bytes": memory_bytes,
-            "cpu_s": int(self._timeout_s) + 1,
+            "cpu_s": int(limit_s) + 1,
         }
         reply: Mapping[str, Any] = {}
         child = self._server.fork("trappm.prediction.models.tracers:trace_confined", message)
@@ -209,8 +219,7 @@ class TracingProcess:
         except TimeoutError:
             child.kill()
             raise TracingTimeoutError(
-                f"looking at {name} took more than {self._timeout_s:g} s, and was ended"
-                + self._advice
+                f"looking at {name} took more than {limit_s:g} s, and was ended" + self._advice
             ) from None
         finally:
             child.close()
@@ -234,7 +243,7 @@ def own_process() -> TracingProcess:
     with _OWN_LOCK:
         pid = os.getpid()
         if pid not in _OWN:
-            _OWN[pid] = TracingProcess()
+            _OWN[pid] = TracingProcess(advice="; give it longer with --trace-seconds")
         return _OWN[pid]
 
 

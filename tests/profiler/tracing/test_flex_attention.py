@@ -1,0 +1,182 @@
+"""FlexAttention is traced as its fused kernel, however it is called."""
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from small_modules import Parts
+from torch import nn
+from torch.nn.attention import flex_attention as flex
+
+from trappm.profiler.errors import InputError
+from trappm.profiler.models.model_input import ExampleInputs
+from trappm.profiler.models.on_meta import on_meta
+from trappm.profiler.records import Phase, Precision
+from trappm.profiler.simulation.kernel_profile import KernelKind, Size
+from trappm.profiler.tracing.tracer import StepOptions, Tracer
+
+LENGTH, WIDTH, HEADS = 256, 64, 4
+TOKENS = torch.rand(8, LENGTH, WIDTH)
+
+
+def causal(batch, head, query, key):
+    return query >= key
+
+
+def relative(score, batch, head, query, key):
+    return score + (query - key)
+
+
+def mask(device, mask_mod=causal, batch=None, length=LENGTH):
+    return flex.create_block_mask(mask_mod, batch, None, length, length, device=device)
+
+
+class Attention(Parts):
+    """Attention of `self.attend(self, queries, keys, values)` between two linear layers."""
+
+    def __init__(self, attend, key_heads=HEADS, **parts):
+        width = WIDTH // HEADS * (HEADS + 2 * key_heads)
+        super().__init__(qkv=nn.Linear(WIDTH, width), head=nn.Linear(WIDTH, 10), **parts)
+        self.attend = attend
+        self.key_heads = key_heads
+
+    def forward(self, tokens):
+        batch, length, _ = tokens.shape
+        heads = self.qkv(tokens).unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2)
+        attended = self.attend(self, *heads.split([HEADS, self.key_heads, self.key_heads], 1))
+        return self.head(attended.transpose(1, 2).reshape(batch, length, WIDTH).mean(1))
+
+
+def traced(attend, precision=Precision.FP32, tokens=TOKENS, **parts):
+    options = StepOptions(precision=precision)
+    module = on_meta(Attention(attend, **parts), None)
+    tracer = Tracer(module, ExampleInputs.of(tokens), options)
+    return tracer.step(), tracer.graph()
+
+
+def attention_kernels(step, phase=Phase.TRAIN):
+    """Keys per query of each fused kernel."""
+    table = step.kernels.table(phase)
+    return [
+        sizes[Size.COLUMNS, 0]
+        for kind, sizes in zip(table.kinds, table.sizes, strict=True)
+        if kind == KernelKind.ATTENTION
+    ]
+
+
+def fused(self, q, k, v):
+    return F.scaled_dot_product_attention(q, k, v)
+
+
+WAYS = {
+    "plain": lambda self, q, k, v: flex.flex_attention(q, k, v),
+    "by keyword": lambda self, q, k, v: flex.flex_attention(query=q, key=k, value=v, scale=0.1),
+    "compiled": lambda self, q, k, v: torch.compile(flex.flex_attention)(q, k, v),
+    "score_mod": lambda self, q, k, v: flex.flex_attention(q, k, v, score_mod=relative),
+    "no block left out": lambda self, q, k, v: flex.flex_attention(
+        q, k, v, block_mask=mask("cpu", lambda b, h, i, j: i < LENGTH)
+    ),
+    "sum of a row": lambda self, q, k, v: flex.flex_attention(q, k, v, return_lse=True)[0],
+}
+
+
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.AMP_BF16])
+@pytest.mark.parametrize("attend", WAYS.values(), ids=WAYS)
+def test_the_step_keeps_what_fused_attention_keeps(attend, precision):
+    plain, of_plain = traced(fused, precision)
+    step, graph = traced(attend, precision)
+    assert step.saved_bytes == plain.saved_bytes
+    scores_bytes = step.trace.batch_sizes[0] * HEADS * LENGTH**2 * 2
+    assert max(step.trace.sizes[:, 0].max(), step.infer_trace.sizes[:, 0].max()) < scores_bytes
+    assert attention_kernels(step) == [LENGTH, LENGTH]
+    assert attention_kernels(step, Phase.INFER) == [LENGTH]
+    assert graph.operators == of_plain.operators
+
+
+@pytest.mark.parametrize("device", ["cuda", None], ids=["in forward", "before"])
+def test_a_block_mask_leaves_out_blocks(device):
+    before = mask("cpu")
+
+    def attend(self, q, k, v):
+        return flex.flex_attention(q, k, v, block_mask=mask(device) if device else before)
+
+    assert attention_kernels(traced(attend)[0]) == [3 * LENGTH // 4] * 2
+
+
+def test_documents_of_the_batch_stay_affine():
+    documents = torch.arange(LENGTH).expand(8, LENGTH) // 100
+
+    class Packed(Attention):
+        def forward(self, tokens, documents):
+            def same(batch, head, query, key):
+                return documents[batch, query] == documents[batch, key]
+
+            block_mask = mask(tokens.device, same, batch=len(tokens))
+            self.attend = lambda self, q, k, v: flex.flex_attention(q, k, v, block_mask=block_mask)
+            return super().forward(tokens)
+
+    tracer = Tracer(on_meta(Packed(None), None), ExampleInputs.of(TOKENS, documents))
+    assert len(attention_kernels(tracer.step())) == 2
+
+
+def test_a_learned_bias_gets_its_gradient():
+    def attend(self, q, k, v):
+        def biased(score, batch, head, query, key):
+            return score + self.bias[head, query - key + LENGTH]
+
+        return flex.flex_attention(q, k, v, score_mod=biased)
+
+    bias = nn.Parameter(torch.zeros(HEADS, 2 * LENGTH))
+    step, plain = traced(attend, bias=bias)[0], traced(WAYS["plain"])[0]
+    assert len(step.trace.gradients) == len(plain.trace.gradients) + 1
+    assert step.trace.parameter_bytes.sum() == plain.trace.parameter_bytes.sum() + bias.nbytes
+
+
+def test_heads_share_keys_without_copies_of_them():
+    def attend(self, q, k, v):
+        return flex.flex_attention(q, k, v, enable_gqa=True)
+
+    grouped, plain = traced(attend, key_heads=2)[0], traced(WAYS["plain"])[0]
+    share = TOKENS.nbytes  # half of the keys and half of the values are away
+    assert plain.saved_bytes.at(8) - grouped.saved_bytes.at(8) == share
+
+
+@pytest.mark.parametrize(
+    ("attend", "key_heads", "what"),
+    [
+        (lambda self, q, k, v: flex.flex_attention(q, k, v), 2, "enable_gqa=True"),
+        (
+            lambda self, q, k, v: flex.flex_attention(q, k, v, block_mask=mask("cpu", length=128)),
+            HEADS,
+            "create one of these lengths",
+        ),
+        (lambda self, q, k, v: flex.flex_attention(q[0], k[0], v[0]), HEADS, "four axes"),
+    ],
+)
+def test_what_pytorch_refuses_is_refused(attend, key_heads, what):
+    with pytest.raises(InputError, match=what):
+        traced(attend, key_heads=key_heads)
+
+
+def test_a_step_by_values_goes_through_it():
+    def attend(self, q, k, v):
+        attended = flex.flex_attention(q, k, v, score_mod=relative)
+        return attended if attended.mean() < 1e9 else attended * 2
+
+    module = Attention(attend)
+    inputs = ExampleInputs.of(TOKENS)
+    tracer = Tracer(on_meta(module, None), inputs, batch_sizes=(8, 8), original=module)
+    assert len(attention_kernels(tracer.step())) == 2
+
+
+def test_pytorch_is_as_before_after_a_trace():
+    code, seen = flex.flex_attention.__code__, []
+
+    def attend(self, q, k, v):
+        seen.append(flex.flex_attention.__code__)
+        return flex.flex_attention(q, k, v)
+
+    traced(attend)
+    assert flex.flex_attention.__code__ is code
+    assert seen[0] is not code
+    with pytest.raises(ValueError, match="only supported on"):
+        flex.flex_attention(*(torch.empty(1, 1, 128, 16, device="meta") for _ in range(3)))

@@ -1,0 +1,199 @@
+"""torchvision's operators are traced as on a GPU, with or without its C++ part."""
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from small_modules import Function
+from torch import nn
+from torchvision import ops
+
+from trappm.profiler.errors import UnsupportedModelError
+from trappm.profiler.models.model_input import ExampleInputs
+from trappm.profiler.models.on_meta import on_meta
+from trappm.profiler.records import MemoryFormat, Phase, Precision
+from trappm.profiler.simulation.kernel_profile import KernelKind, Size
+from trappm.profiler.tracing.known_values import ALL_BOXES
+from trappm.profiler.tracing.tracer import StepOptions, Tracer
+
+IMAGES = torch.rand(4, 3, 16, 16)
+BOXES = torch.tensor([[i, 0, 0, 9.0, 9.0] for i in range(4)])
+PIXELS = 16 * 16
+
+
+def tracer_of(module, *inputs, batch_sizes=(4, 8), by_values=False, precision=Precision.FP32):
+    options = StepOptions(precision=precision)
+    batch_sizes = (len(inputs[0]),) * 2 if by_values else batch_sizes
+    original = module if by_values else None
+    inputs = ExampleInputs.of(*inputs)
+    return Tracer(on_meta(module, None), inputs, options, batch_sizes, original=original)
+
+
+def sizes_of(trace):
+    """Bytes of all allocations at batch size 4."""
+    return trace.sizes[trace.kinds == 0, 0].tolist()
+
+
+def pooling(pool, channels):
+    def body(self, images, boxes):
+        return self.head(pool(self.stem(images), boxes).flatten(1))
+
+    features = channels * 9 if pool in (align, roi_pool) else channels
+    return Function(body, stem=nn.Conv2d(3, channels, 3, padding=1), head=nn.Linear(features, 10))
+
+
+def align(images, boxes):
+    return ops.roi_align(images, boxes, 3, sampling_ratio=2)
+
+
+def roi_pool(images, boxes):
+    return ops.roi_pool(images, boxes, 3)
+
+
+def ps_roi_align(images, boxes):
+    return ops.ps_roi_align(images, boxes, 3)
+
+
+def ps_roi_pool(images, boxes):
+    return ops.ps_roi_pool(images, boxes, 3)
+
+
+@pytest.mark.parametrize("pool", [align, roi_pool, ps_roi_align, ps_roi_pool])
+def test_pooled_regions_have_results_and_a_gradient_of_the_images(pool):
+    tracer = tracer_of(pooling(pool, 18), IMAGES, BOXES)
+    train, table = tracer.phase(Phase.TRAIN)
+    features = 18 * 9 if pool in (align, roi_pool) else 18
+    pooled_bytes, image_bytes = 4 * 4 * features, 4 * 4 * 18 * PIXELS
+    # Results and their gradients; with places of maxima or channels, whose gradient is zeros, also
+    # in C++.
+    assert sizes_of(train).count(pooled_bytes) == (2 if pool is align else 4)
+    assert sizes_of(train).count(image_bytes) == 2  # of the convolution, and their gradient
+    assert (table.kinds == KernelKind.INDEX).sum() == 2
+    assert len(train.gradients) == 4
+
+
+def test_regions_of_a_list_are_those_of_a_tensor():
+    def body(self, images):
+        images = self.stem(images)
+        boxes = [images.new_zeros(3, 4) for _ in images]
+        return self.head(align(images, boxes).flatten(1)).unflatten(0, (-1, 3)).mean(1)
+
+    parts = {"stem": nn.Conv2d(3, 18, 3, padding=1), "head": nn.Linear(18 * 9, 10)}
+    trace, _ = tracer_of(Function(body, **parts), IMAGES, batch_sizes=(4, 4)).phase(Phase.INFER)
+    assert 4 * (4 * 3) * 18 * 9 in sizes_of(trace)
+
+
+def test_the_graph_has_the_operators_of_onnx():
+    assert "RoiAlign" in tracer_of(pooling(align, 18), IMAGES, BOXES).graph().operators
+    assert "DeformConv" in tracer_of(deformable(), IMAGES).graph().operators
+
+
+def test_regions_are_pooled_in_32_bits_under_autocast():
+    tracer = tracer_of(pooling(align, 18), IMAGES, BOXES, precision=Precision.AMP_FP16)
+    _, table = tracer.phase(Phase.INFER)
+    assert not table.half[table.kinds == KernelKind.INDEX].any()
+    assert table.half[table.kinds == KernelKind.LINEAR].all()
+
+
+def deformable(groups=1, has_mask=False):
+    def body(self, images):
+        images = self.stem(images)
+        mask = self.mask(images).sigmoid() if has_mask else None
+        return self.head(self.deformed(images, self.offset(images), mask).mean((2, 3)))
+
+    return Function(
+        body,
+        stem=nn.Conv2d(3, 8, 3, padding=1),
+        offset=nn.Conv2d(8, 18, 3, padding=1),
+        mask=nn.Conv2d(8, 9, 3, padding=1),
+        deformed=ops.DeformConv2d(8, 16, 3, padding=1, groups=groups),
+        head=nn.Linear(16, 10),
+    )
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("has_mask", [False, True])
+def test_a_deformable_convolution_multiplies_columns(groups, has_mask):
+    tracer = tracer_of(deformable(groups, has_mask), IMAGES)
+    columns = 4 * (8 * 9) * (4 * PIXELS)
+    train, table = tracer.phase(Phase.TRAIN)
+    infer, _ = tracer.phase(Phase.INFER)
+    assert sizes_of(infer).count(columns) == 1
+    assert sizes_of(train).count(columns) == 3  # forward, and for both kinds of gradients
+    assert max(sizes_of(train)) == columns
+    kind = KernelKind.LINEAR if groups == 1 else KernelKind.MATMUL
+    depths = table.sizes[table.kinds == kind][:, Size.DEPTH]
+    assert 8 * 9 // groups in depths[:, 0]
+    assert PIXELS in depths[:, 1]  # of the weight's gradient
+    trained = len(train.gradients)
+    assert trained == (10 if has_mask else 8)
+
+
+def test_a_deformable_convolution_of_other_offsets_is_refused():
+    module = deformable()
+    module.offset = nn.Conv2d(8, 18, 3)
+    with pytest.raises(UnsupportedModelError, match="offsets of"):
+        tracer_of(module, IMAGES).phase(Phase.TRAIN)
+
+
+def detector():
+    def body(self, images):
+        features = self.stem(images)
+        scores, *boxes = self.head(features).flatten(2).unbind(1)
+        results = []
+        for score, box in zip(scores, torch.stack(boxes, -1), strict=True):
+            kept = ops.nms(box, score, 0.5)[:20]
+            results.append(score[kept].mean() + box[kept].mean())
+        return torch.stack(results)
+
+    return Function(body, stem=nn.Conv2d(3, 8, 3, padding=1), head=nn.Conv2d(8, 5, 1))
+
+
+def test_suppression_is_taken_to_keep_all_boxes_with_a_remark():
+    tracer = tracer_of(detector(), IMAGES, batch_sizes=(4, 4))
+    trace, _ = tracer.phase(Phase.INFER)
+    assert tracer.assumed == {ALL_BOXES}
+    assert 8 * PIXELS in sizes_of(trace)
+
+
+def test_suppression_by_values_keeps_the_boxes_of_the_example():
+    tracer = tracer_of(detector(), IMAGES, by_values=True)
+    tracer.phase(Phase.INFER)
+    assert not tracer.assumed
+
+
+def test_suppression_on_values_leaves_out_what_better_boxes_overlap():
+    corners, scores = torch.rand(100, 2), torch.rand(100)
+    boxes = torch.cat([corners, corners + 0.4 * torch.rand(100, 2)], 1)
+    overlaps, left, expected = ops.box_iou(boxes, boxes), scores.argsort(descending=True), []
+    while len(left):
+        expected.append(int(left[0]))
+        left = left[overlaps[left[0], left] <= 0.5]
+    assert torch.ops.torchvision.nms(boxes, scores, 0.5).tolist() == expected
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_detector_of_torchvision_trains_by_values():
+    module = torchvision.models.detection.fasterrcnn_mobilenet_v3_large_320_fpn(
+        weights=None, weights_backbone=None, num_classes=3, min_size=64, max_size=64
+    )
+    images = [torch.rand(3, 64, 64) for _ in range(2)]
+    target = {"boxes": torch.tensor([[4.0, 4, 30, 30]]), "labels": torch.tensor([1])}
+    tracer = tracer_of(module, images, [target, target], by_values=True)
+    trace, table = tracer.phase(Phase.TRAIN)
+    trained = [p for p in module.parameters() if p.requires_grad]
+    assert len(trace.gradients) == len(trained)
+    assert np.isin(KernelKind.INDEX, table.kinds)
+
+
+def test_torchvision_is_as_before_after_a_trace():
+    before = torchvision.extension._has_ops
+    tracer_of(pooling(align, 18), IMAGES, BOXES).phase(Phase.INFER)
+    assert torchvision.extension._has_ops is before
+
+
+def test_a_deformable_convolution_takes_channels_last():
+    options = StepOptions(memory_format=MemoryFormat.CHANNELS_LAST)
+    module = on_meta(deformable(groups=2), None, options.memory_format)
+    trace, _ = Tracer(module, ExampleInputs.of(IMAGES), options, (4, 8)).phase(Phase.TRAIN)
+    assert sizes_of(trace).count(4 * (8 * 9) * (4 * PIXELS)) == 3
