@@ -49,8 +49,8 @@ SPEC = PriorSpec(
     common_spread=0.05,
 )
 PROCESS_MIB = 1750.0
-"""Unit of the first constant: memory beside the step in GPUMemNet's labels of an A100, which have a
-GiB more than a plain process (docs/research/memory.md)."""
+"""Unit of the first constant: memory without the step in GPUMemNet's labels of an A100, which
+have a GiB more than a plain process (docs/research/memory.md)."""
 INFERENCE_SHARE = (686 + 33) / (760 + 65)
 """Ratio of the process memory of inference and training on an H100: fewer libraries and workspaces
 (`profiler.devices.catalogue`)."""

@@ -422,7 +422,8 @@ class _Inquiry:
         figures = self._figures(output, row)
         power = self._power(figures)
         figures |= power.figures
-        remarks = self._remarks(figures, outside, beyond, is_simulated=is_simulated)
+        is_unlike = is_simulated and "memory_mib" in outside
+        remarks = self._remarks(figures, outside, beyond, is_simulated=is_unlike)
         longer = self._longer(figures)
         figures = self._of_all_passes(figures, longer)
         best_limit = power.best_power_limit
