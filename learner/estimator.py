@@ -6,8 +6,8 @@ An estimator fits a model.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol, Self
 
 import numpy as np
 
@@ -15,6 +15,10 @@ from trappm.learner.workload import Array, BoolArray, Workload
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+LEAST_LEFT = 0.1
+"""Least share of an estimate that is left without a constant part; a round number."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +53,35 @@ class Estimate:
     """True if the workload lies outside the training distribution."""
     labels_end: Array | None = None
     """Smallest or largest label if the median lies far beyond it, else NaN."""
+
+    def without(self, excess: float) -> Self:
+        """Return estimates of values that are smaller by a constant part, in the metric's unit.
+
+        Deviations stay the same in that unit, so those of the logarithm grow.
+        """
+        median = np.maximum(self.median - excess, LEAST_LEFT * self.median)
+        growth = self.median / median
+
+        def scaled(values: Array | None) -> Array | None:
+            return None if values is None else growth * values
+
+        def moved(values: Array | None) -> Array | None:
+            return None if values is None else median * (values / self.median) ** growth
+
+        quantiles = self.log_quantiles
+        if quantiles is not None:
+            from_median = quantiles - np.log(self.median)[:, None]
+            quantiles = np.log(median)[:, None] + growth[:, None] * from_median
+        return replace(
+            self,
+            median=median,
+            low=moved(self.low),
+            high=moved(self.high),
+            log_quantiles=quantiles,
+            log_std=scaled(self.log_std),
+            log_std_of_mean=scaled(self.log_std_of_mean),
+            labels_end=None if self.labels_end is None else self.labels_end - excess,
+        )
 
 
 class Model(Protocol):

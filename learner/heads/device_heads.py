@@ -18,7 +18,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -45,9 +45,9 @@ from trappm.learner.physics.power.power_prior import PowerPrior
 from trappm.learner.physics.prior import Prior
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Array, Workload
-from trappm.profiler.devices.catalogue import USABLE_SHARE
+from trappm.profiler.devices.catalogue import USABLE_SHARE, process_memory_mib
 from trappm.profiler.errors import InputError
-from trappm.profiler.records import METRICS, OnProgress
+from trappm.profiler.records import METRICS, OnProgress, Phase
 
 if TYPE_CHECKING:
     from trappm.learner.physics.device_specs import DeviceSpec
@@ -150,6 +150,22 @@ class Heads:
         if "memory_mib" not in self.heads:
             raise InputError("there are no labels of memory to predict what fits")
         return self.heads["memory_mib"].exceeding(workloads, USABLE_SHARE * capacity_mib)
+
+    def has_labels_of(self, metric: str) -> bool:
+        """Return whether labels have a part in the predictions of a metric."""
+        return metric in self.heads and self.heads[metric].familiarity is not None
+
+    def with_plain_process(self, device: str, phase: Phase) -> Self:
+        """Return heads that predict the memory of a plain process.
+
+        Labels that others published may contain more: their monitoring, other processes, old
+        libraries.
+        """
+        head = self.heads.get("memory_mib")
+        if head is None or not isinstance(head.prior, MemoryPrior):
+            return self
+        excess_mib = head.prior.process_mib(phase) - process_memory_mib(device, phase)
+        return replace(self, heads={**self.heads, "memory_mib": replace(head, excess=excess_mib)})
 
     def tensors(self) -> dict[str, Tensor]:
         return joined_tensors(self.heads)

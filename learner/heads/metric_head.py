@@ -79,6 +79,8 @@ class Head(Generic[P]):
     """None without labels."""
     surprises: Surprises | None = None
     """None if there are too few upper outliers."""
+    excess: float = 0.0
+    """Part of each label, in the metric's unit, that predictions leave out."""
 
     def predict(self, workloads: Sequence[Workload]) -> Estimate:
         middle, deviation, outside, chances = self._logs(workloads)
@@ -88,7 +90,7 @@ class Head(Generic[P]):
         else:
             log_quantiles = self.surprises.log_quantiles(self.calibration, middle, stated, *chances)
         low, high = central_interval(log_quantiles)
-        return Estimate(
+        estimate = Estimate(
             median=median,
             low=np.minimum(np.exp(low), median),
             high=np.maximum(np.exp(high), median),
@@ -98,11 +100,12 @@ class Head(Generic[P]):
             outside=outside,
             labels_end=None if self.labelled is None else self.labelled.end_before(median),
         )
+        return estimate.without(self.excess) if self.excess else estimate
 
     def exceeding(self, workloads: Sequence[Workload], limit: float) -> Array:
         """Return the probability that each of n workloads exceeds a limit (n)."""
         middle, deviation, _, chances = self._logs(workloads)
-        stated, gap = self._stated(deviation, middle), np.log(limit) - middle
+        stated, gap = self._stated(deviation, middle), np.log(limit + self.excess) - middle
         if self.surprises is None or chances is None:
             return self.calibration.exceeding(gap / stated)
         return self.surprises.exceeding(self.calibration, gap, stated, *chances)

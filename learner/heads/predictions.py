@@ -39,23 +39,27 @@ class Predictions:
     labels_end: Array
     """Least or largest label, where the median is far beyond it; NaN elsewhere."""
 
-    def where_outside(self, metric: str, median: Array, error: float) -> Self:
-        """Replace a metric in rows unlike all labels by medians (n) with this log deviation."""
-        if metric not in self.metrics:
-            return self
-        at = self.metrics.index(metric)
-        width = Z90 * error
+    def with_intervals(self, metric: str, intervals: Mapping[int, Sequence[float]]) -> Self:
+        """Return predictions with other medians and 90 % intervals of a metric.
+
+        Args:
+            metric: A metric of these predictions.
+            intervals: Median, low and high by row.
+        """
+        at, rows = self.metrics.index(metric), [*intervals]
+        median, low, high = np.array([*intervals.values()]).reshape(-1, 3).T
 
         def replaced(values: Array, others: Array | float) -> Array:
-            column = np.where(self.outside[:, at], others, values[:, at])
-            return np.column_stack([values[:, :at], column, values[:, at + 1 :]])
+            copied = values.copy()
+            copied[rows, at] = others
+            return copied
 
         return replace(
             self,
             median=replaced(self.median, median),
-            low=replaced(self.low, median * np.exp(-width)),
-            high=replaced(self.high, median * np.exp(width)),
-            log_std=replaced(self.log_std, error),
+            low=replaced(self.low, low),
+            high=replaced(self.high, high),
+            log_std=replaced(self.log_std, np.log(high / low) / (2 * Z90)),
             disagreement=replaced(self.disagreement, 0.0),
         )
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trappm.profiler.devices.base import rank_key
-from trappm.profiler.devices.catalogue import CONTEXT_MIB, card_of
+from trappm.profiler.devices.catalogue import CONTEXT_MIB, card_of, process_memory_mib
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Phase
 from trappm.profiler.records.kernels import KernelKind, Size
@@ -115,5 +115,5 @@ def known_spec(device: str) -> DeviceSpec | None:
         cache_mib=card.cache_mib,
         units=card.units,
         tf32_tflops=card.tf32_tflops,
-        process_mib=CONTEXT_MIB[Phase.TRAIN] + card.library_workspace_mib(Phase.TRAIN),
+        process_mib=process_memory_mib(device, Phase.TRAIN),
     )

@@ -49,8 +49,8 @@ SPEC = PriorSpec(
     common_spread=0.05,
 )
 PROCESS_MIB = 1750.0
-"""Unit of the first constant: memory of a process on an A100 with software of 2023
-(docs/research/memory.md)."""
+"""Unit of the first constant: memory without the step in GPUMemNet's labels of an A100, which
+have a GiB more than a plain process (docs/research/memory.md)."""
 INFERENCE_SHARE = (686 + 33) / (760 + 65)
 """Ratio of the process memory of inference and training on an H100: fewer libraries and workspaces
 (`profiler.devices.catalogue`)."""
@@ -91,6 +91,10 @@ class MemoryPrior(TermPrior):
         constants[2] = 0.0 if device is None else np.log(device.fragments)
         return cls(constants)
 
+    def process_mib(self, phase: Phase) -> float:
+        """Return the memory of a process without its step, as the labels have it."""
+        return _process_unit_mib(phase) * float(np.exp(self.log_constants[0]))
+
     def with_constants(self, log_constants: Array) -> Self:
         return type(self)(log_constants, self.loop)
 
@@ -127,8 +131,8 @@ class MemoryPrior(TermPrior):
             memory = step_memory(workload, self.loop)
             factor = amp_factor(workload, memory)
             parts = memory.live_mib, memory.fragments_mib, memory.scratch_mib
-            process = PROCESS_MIB * (INFERENCE_SHARE if workload.phase is Phase.INFER else 1.0)
-            rows.append([process, *(factor * part for part in parts)])
+            process_mib = _process_unit_mib(workload.phase)
+            rows.append([process_mib, *(factor * part for part in parts)])
         return np.array(rows, dtype=np.float64).reshape(len(workloads), len(SPEC.spreads))
 
     def features_of(self, workloads: Sequence[Workload], logs: Array, shares: Array) -> Array:
@@ -145,6 +149,10 @@ class MemoryPrior(TermPrior):
 
     def tensors(self) -> dict[str, Tensor]:
         return {**super().tensors(), "loop": torch.tensor(list(Loop).index(self.loop))}
+
+
+def _process_unit_mib(phase: Phase) -> float:
+    return PROCESS_MIB * (INFERENCE_SHARE if phase is Phase.INFER else 1.0)
 
 
 def _features(

@@ -333,22 +333,8 @@ def load_snapshot(folder: Path) -> Snapshot:
     if other:
         raise _misfit(str(folder), ValueError(f"it saw other features of {' and '.join(other)}"))
     try:
-        _, head_preset = _presets(manifest.preset)
         heads = {
-            device: {
-                phase: TrainedHeads(
-                    heads_from_tensors(
-                        head_preset,
-                        head.model_dump(),
-                        load_tensors(
-                            contents.get(_file(device, phase))
-                            or contents[_file(device, ALL_PHASES)]
-                        ),
-                    ),
-                    tuple(_step_settings(row) for row in head.label_settings),
-                )
-                for phase, head in phases.items()
-            }
+            device: {phase: _trained(manifest, contents, device, phase) for phase in phases}
             for device, phases in manifest.heads.items()
         }
         others = None
@@ -365,6 +351,23 @@ def load_snapshot(folder: Path) -> Snapshot:
         manifest.cards,
         others,
     )
+
+
+def _trained(
+    manifest: Manifest, contents: Mapping[str, bytes], device: str, phase: Phase
+) -> TrainedHeads:
+    """Return the heads of a device and phase.
+
+    Where all labels of the device are imported, its memory is that of a plain process.
+    """
+    entry = manifest.heads[device][phase]
+    data = contents.get(_file(device, phase)) or contents[_file(device, ALL_PHASES)]
+    _, head_preset = _presets(manifest.preset)
+    heads = heads_from_tensors(head_preset, entry.model_dump(), load_tensors(data))
+    provenances = manifest.training_labels.counts.get(device, {})
+    if isinstance(heads, Heads) and {*provenances} == {Provenance.IMPORTED}:
+        heads = heads.with_plain_process(manifest.cards.get(device, device), phase)
+    return TrainedHeads(heads, tuple(_step_settings(row) for row in entry.label_settings))
 
 
 def copy_snapshot(source: Path, to: Path) -> SnapshotInfo:

@@ -87,8 +87,8 @@ class CardName:
 CONTEXT_MIB: Mapping[Phase, float] = {Phase.TRAIN: 760.0, Phase.INFER: 686.0}
 """Memory of a process outside of PyTorch's allocator: CUDA's context and loaded kernels.
 
-Measured on an H100 with CUDA 13 and PyTorch 2.11 (758 to 762 and 686: examples/data/h100); a
-published A100 sheet of older software shows about 1,750 in training.
+Measured on an H100 with CUDA 13 and PyTorch 2.11: 758 to 762 and 686 MiB in each precision and
+layout (examples/data/h100). An A100 needs as much (docs/research/memory.md).
 """
 
 
@@ -253,6 +253,15 @@ def card_name(device: str, environments: Iterable[Mapping[str, object]]) -> str:
             card = card_of(str(name or device), known_mib)
             names.add(str(card.name) if card else device)
     return names.pop() if len(names) == 1 else device
+
+
+def process_memory_mib(device: str, phase: Phase) -> float:
+    """Return the memory of a process in addition to its step, on any GPU.
+
+    It is CUDA's context with the loaded kernels, and the workspaces of cuBLAS.
+    """
+    card = card_of(rank_key(device).member)
+    return CONTEXT_MIB[phase] + (0.0 if card is None else card.library_workspace_mib(phase))
 
 
 @cache

@@ -167,9 +167,9 @@ def new_architecture_errors(
 def memory_errors(data: Any) -> Iterator[pd.DataFrame]:
     """Yield the errors of simulated steps that no label of the card has adjusted.
 
-    Two properties belong to the software and not to the card, so they are given for the A100, whose
-    sheet is of 2023: the memory of its process outside the allocator (`PROCESS_MIB`), and the
-    training loop. The H100 ran the current software, which users have.
+    Two properties belong to the labels and not to the card, so they are given for the A100's sheet:
+    the memory outside the allocator (`PROCESS_MIB`), and the training loop. The H100's labels are
+    of a plain process, which users have.
     """
     a100 = read_labels(data / "a100_40gb_train_memory.csv")
     usable = read_usable(data / "a100_40gb_train_memory_quality.csv")

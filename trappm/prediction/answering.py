@@ -30,20 +30,23 @@ from trappm.prediction.fitting import (
     MemoryInterval,
     largest_batch,
     limit_of_step_mib,
-    process_memory_mib,
     simulated_interval,
+    simulated_risk,
 )
 from trappm.prediction.models.subjects import input_size_of, size_kind
 from trappm.prediction.prediction import METRIC_NAMES, NEEDS, Prediction, quantity
 from trappm.prediction.question import Question
 from trappm.prediction.training_loops import loop_of
 from trappm.profiler.devices.base import rank_key
-from trappm.profiler.devices.catalogue import USABLE_SHARE, card_of, memory_mib
+from trappm.profiler.devices.catalogue import (
+    USABLE_SHARE,
+    card_of,
+    memory_mib,
+    process_memory_mib,
+)
 from trappm.profiler.errors import InputError, TrappmError, UnsupportedModelError
 from trappm.profiler.memory.replay import SimulatedMemory
-from trappm.profiler.memory.training_loop import Loop
 from trappm.profiler.models.families import family_of
-from trappm.profiler.models.known_names import is_prefixed
 from trappm.profiler.records import (
     METRICS,
     Execution,
@@ -59,8 +62,6 @@ if TYPE_CHECKING:
     from trappm.prediction.costs import Interval
     from trappm.prediction.models.subjects import Subject
 
-SIMULATED_ERROR = 0.05
-"""Deviation of the logarithm; errors are 0.5 to 6 % (docs/research/memory.md)."""
 KERNELS_REMARK = (
     "No model like this one was measured: memory is simulated, and step time is computed from the "
     "kernels."
@@ -117,7 +118,7 @@ def answers(asks: Sequence[tuple[Question, Subject, str]]) -> list[Prediction]:
         capacity = memory_mib(first.card)
         risks = None
         if capacity is not None and "memory_mib" in output.metrics:
-            risks = first.out_of_memory(workloads, capacity)
+            risks = first.out_of_memory(workloads, output, capacity)
         for row, (place, inquiry) in enumerate(group):
             risk = None if risks is None else float(risks[row])
             predictions[place] = inquiry.prediction(output, row, risk, capacity)
@@ -302,9 +303,9 @@ class _Inquiry:
     @property
     def heads(self) -> tuple[object, ...]:
         """Key that is equal for what the same heads can predict together."""
-        traced = self.workload.kernels is not None
+        traced = self.workload.kernels is not None, self._trace.allocations is not None
         settings = self._settings[:2] if self._basis else None
-        return self._snapshot.id, self.device, self._phase, traced, self._may_simulate, settings
+        return self._snapshot.id, self.device, self._phase, traced, self._loop, settings
 
     @property
     def _shown_settings(self) -> StepSettings:
@@ -313,31 +314,56 @@ class _Inquiry:
         execution = self._question.execution
         return self._settings._replace(optimizer=optimizer, execution=execution)
 
-    @property
-    def _may_simulate(self) -> bool:
-        """Return whether memory is simulated where no label resembles the model."""
-        return is_prefixed(self._subject.name) or not self._subject.has_one_input
-
     def predict(self, workloads: Sequence[Workload]) -> Predictions:
         """Return what the heads predict of n workloads.
 
-        The memory of transformers by name (docs/transformers.md), and of modules with several
-        inputs, is simulated where they are unlike all labels.
+        Their memory is simulated where no label is of a step like them.
         """
-        output = self._of_usual_loop(workloads)
-        factors = self._loop_factors(workloads)
-        if factors is None or "memory_mib" not in output.metrics:
+        heads = self._trained.heads
+        output = self._snapshot.predict(workloads, self.device, self._phase, heads)
+        if "memory_mib" not in output.metrics:
             return output
-        at = output.metrics.index("memory_mib")
-        by_metric = np.ones((len(workloads), len(output.metrics)))
-        is_simulated = output.outside[:, at] & self._may_simulate  # in the question's loop
-        by_metric[:, at] = np.where(is_simulated, 1.0, factors)
-        return replace(
-            output,
-            median=output.median * by_metric,
-            low=output.low * by_metric,
-            high=output.high * by_metric,
-        )
+        if (factors := self._loop_factors(workloads)) is not None:
+            by_metric = np.ones((len(workloads), len(output.metrics)))
+            by_metric[:, output.metrics.index("memory_mib")] = factors
+            output = replace(
+                output,
+                median=output.median * by_metric,
+                low=output.low * by_metric,
+                high=output.high * by_metric,
+            )
+        process_mib = process_memory_mib(self.card, self._phase)
+        simulated = {
+            row: simulated_interval(process_mib + memory.reserved_with_workspace_mib)
+            for row in np.flatnonzero(self._is_simulated(output)).tolist()
+            if (memory := self._simulated(workloads[row], is_answer=True)) is not None
+        }
+        return output.with_intervals("memory_mib", simulated) if simulated else output
+
+    def _is_simulated(self, output: Predictions) -> npt.NDArray[np.bool_]:
+        """Return for which of n workloads the memory comes from the simulation, shape (n,).
+
+        It does where no label is of a step like this one, on a GPU with a known context.
+        """
+        outside = output.outside[:, output.metrics.index("memory_mib")]
+        if self._trace.allocations is None or not card_of(self.card):
+            return np.zeros_like(outside)
+        heads = self._trained.heads
+        is_labelled = not isinstance(heads, Heads) or heads.has_labels_of("memory_mib")
+        return outside if is_labelled else np.ones_like(outside)
+
+    def _simulated(self, workload: Workload, *, is_answer: bool) -> SimulatedMemory | None:
+        """Return the simulated memory of the step; None if it cannot be traced.
+
+        Args:
+            workload: A workload of this question's model.
+            is_answer: True if the answer's memory is simulated, on a device that may be full.
+        """
+        if self._trace.allocations is None:
+            return None
+        loop = self._loop or loop_of(workload.optimizer)
+        limit_mib = limit_of_step_mib(self.card, self._phase) if is_answer else None
+        return self._trace.memory_in(loop, workload.batch_size, limit_mib)
 
     def _loop_factors(self, workloads: Sequence[Workload]) -> npt.NDArray[np.float64] | None:
         """Return the memory in the question's training loop, relative to the usual loop.
@@ -361,46 +387,38 @@ class _Inquiry:
         )
         return np.asarray(this / that)
 
-    def _of_usual_loop(self, workloads: Sequence[Workload]) -> Predictions:
-        """Predict in the usual loop; simulated memory is that of the question's loop."""
-        heads = self._trained.heads
-        output = self._snapshot.predict(workloads, self.device, self._phase, heads)
-        limit_mib = limit_of_step_mib(self.card, self._phase, Z90 * SIMULATED_ERROR)
-        memories = [
-            w.trace.memory_in(
-                self._loop or Loop.PLAIN.with_optimizer(w.optimizer), w.batch_size, limit_mib
-            ).reserved_with_workspace_mib
-            for w in workloads
-            if self._may_simulate and w.trace is not None
-        ]
-        if len(memories) < len(workloads) or not card_of(self.card):
-            return output
-        memory_mib = process_memory_mib(self.card, self._phase) + np.array(memories)
-        return output.where_outside("memory_mib", memory_mib, SIMULATED_ERROR)
-
     def out_of_memory(
-        self, workloads: Sequence[Workload], capacity_mib: float
+        self, workloads: Sequence[Workload], output: Predictions, capacity_mib: float
     ) -> npt.NDArray[np.float64]:
-        """Return the probability of running out of memory for each of n workloads, shape (n,)."""
-        heads = self._trained.heads
-        is_usual = self._loop_factors(workloads) is None
-        if isinstance(heads, Heads) and not self._may_simulate and is_usual:
-            return heads.out_of_memory(workloads, capacity_mib)
-        output = self.predict(workloads)  # networks, simulations: a normal of the logarithm
+        """Return the probability of running out of memory for each of n workloads, shape (n,).
+
+        Args:
+            workloads: Workloads of this question's model.
+            output: What `predict` returned for them.
+            capacity_mib: Memory of the device.
+        """
         at = output.metrics.index("memory_mib")
-        gaps = np.log(output.median[:, at] / (USABLE_SHARE * capacity_mib))
-        return np.asarray(ndtr(gaps / output.log_std[:, at]))
+        medians_mib, heads = output.median[:, at], self._trained.heads
+        if isinstance(heads, Heads) and self._loop_factors(workloads) is None:
+            of_heads = heads.out_of_memory(workloads, capacity_mib)
+        else:  # a normal of the logarithm
+            gaps = np.log(medians_mib / (USABLE_SHARE * capacity_mib))
+            of_heads = ndtr(gaps / output.log_std[:, at])
+        of_simulation = simulated_risk(medians_mib, capacity_mib)
+        return np.where(self._is_simulated(output), of_simulation, of_heads)
 
     def prediction(
         self, output: Predictions, row: int, risk: float | None, capacity: float | None
     ) -> Prediction:
         """Return the whole answer, from what the heads predicted in this row."""
         outside = [m for at, m in enumerate(output.metrics) if output.outside[row, at]]
+        is_simulated = "memory_mib" in output.metrics and bool(self._is_simulated(output)[row])
         beyond = output.beyond_labels(row)
         figures = self._figures(output, row)
         power = self._power(figures)
         figures |= power.figures
-        remarks = self._remarks(figures, outside, beyond)
+        is_unlike = is_simulated and "memory_mib" in outside
+        remarks = self._remarks(figures, outside, beyond, is_simulated=is_unlike)
         longer = self._longer(figures)
         figures = self._of_all_passes(figures, longer)
         best_limit = power.best_power_limit
@@ -440,7 +458,7 @@ class _Inquiry:
             beyond_labels=beyond,
             missing=missing,
             remarks=tuple(remarks),
-            simulated_memory=self._simulated_memory(is_answer="memory_mib" in outside),
+            simulated_memory=self._simulated(self.workload, is_answer=is_simulated),
             memory_source=None if self._trace.allocations is None else self._trace.source,
             memory_remark=self._memory_remark,
             subject=self._subject,
@@ -648,11 +666,15 @@ class _Inquiry:
         )
 
     def _remarks(
-        self, figures: Mapping[str, Interval], outside: Sequence[str], beyond: Mapping[str, float]
+        self,
+        figures: Mapping[str, Interval],
+        outside: Sequence[str],
+        beyond: Mapping[str, float],
+        *,
+        is_simulated: bool,
     ) -> list[str]:
         """Return what limits the figures: distance from labels, their source, settings."""
         remarks = []
-        is_simulated = self._may_simulate and "memory_mib" in outside
         unfamiliar = [m for m in outside if not (is_simulated and m == "memory_mib")]
         if unfamiliar:
             names = " and ".join(METRIC_NAMES[metric] for metric in unfamiliar)
@@ -726,20 +748,6 @@ class _Inquiry:
         if size_kind(self._subject.name) != "tokens":
             return self._subject.sequence_length
         return input_size_of(self._subject.name, self._subject.input_size)
-
-    def _simulated_memory(self, *, is_answer: bool) -> SimulatedMemory | None:
-        """Return the simulated memory of the step; None if it cannot be traced.
-
-        Args:
-            is_answer: True if a transformer's memory is not from labels (`_of_usual_loop`).
-        """
-        if self._trace.allocations is None:
-            return None
-        loop = self._loop or Loop.PLAIN.with_optimizer(self._settings.optimizer)
-        limit_mib = None
-        if is_answer and self._may_simulate:
-            limit_mib = limit_of_step_mib(self.card, self._phase, Z90 * SIMULATED_ERROR)
-        return self._trace.memory_in(loop, self._batch_size, limit_mib)
 
     def _largest(self, capacity_mib: float) -> int:
         known = _LARGEST.setdefault(self._subject, {})

@@ -4,7 +4,7 @@ A step *fits* if the upper bound of the 90 % interval of its memory is within th
 the device, `USABLE_SHARE` of its capacity. It *may not fit* if only the median is within it. It
 *does not fit* if the median is not. The *largest batch* is the largest batch size that fits.
 
-The interval of a model by its name or file is that of `trappm.predict`. The interval of a module
+The interval of a step like labelled ones is that of its heads. The interval of any other step
 comes from its simulated memory and the errors of the simulation on cards without labels.
 """
 
@@ -14,12 +14,18 @@ import enum
 from collections.abc import Callable, Mapping
 from functools import cache
 from math import exp
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from trappm.prediction.device_names import refuse_unnamed, unknown_device
-from trappm.profiler.devices.catalogue import CONTEXT_MIB, USABLE_SHARE, card_of, memory_mib
+from trappm.profiler.devices.catalogue import USABLE_SHARE, memory_mib, process_memory_mib
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Phase, is_cpu_device
+
+if TYPE_CHECKING:
+    from trappm.learner.stats.calibration import Calibration
 
 LARGEST_BATCH = 65_536
 """Upper end of the search for the largest batch."""
@@ -122,15 +128,32 @@ def simulated_interval(simulated_mib: float) -> MemoryInterval:
     return MemoryInterval(simulated_mib, simulated_mib * exp(low), simulated_mib * exp(high))
 
 
-@cache
+def simulated_risk(
+    simulated_mib: npt.NDArray[np.float64], capacity_mib: float
+) -> npt.NDArray[np.float64]:
+    """Return the probability that simulated steps exceed a device's memory.
+
+    Args:
+        simulated_mib: Simulated memory of each step, shape (n,).
+        capacity_mib: Memory of the device.
+    """
+    return _simulation().exceeding(np.log(USABLE_SHARE * capacity_mib / simulated_mib))
+
+
 def _errors_of_simulation() -> tuple[float, float]:
     """Return bounds of log(measured / simulated) that hold 90 %."""
+    return _simulation().interval()
+
+
+@cache
+def _simulation() -> Calibration:
+    """Return the quantiles of log(measured / simulated)."""
     from trappm.learner.heads.other_devices import known_of_others
 
-    return known_of_others()[0].memory.interval()
+    return known_of_others()[0].memory
 
 
-def limit_of_step_mib(device: str, phase: Phase, log_error: float | None = None) -> float | None:
+def limit_of_step_mib(device: str, phase: Phase) -> float | None:
     """Return the memory beyond which a simulated step may not fit; None without a capacity.
 
     PyTorch's allocator returns unused segments before it runs out of memory, so a step that would
@@ -139,14 +162,11 @@ def limit_of_step_mib(device: str, phase: Phase, log_error: float | None = None)
     Args:
         device: Any name of the device.
         phase: Phase of the step.
-        log_error: Logarithm of the upper bound over the simulated memory (default: that of
-            `simulated_interval`).
     """
     capacity_mib = None if is_cpu_device(device) else memory_mib(device)
     if capacity_mib is None:
         return None
-    high = _errors_of_simulation()[1] if log_error is None else log_error
-    most_mib = USABLE_SHARE * capacity_mib / exp(high)
+    most_mib = USABLE_SHARE * capacity_mib / exp(_errors_of_simulation()[1])
     return most_mib - process_memory_mib(device, phase)
 
 
@@ -173,9 +193,3 @@ def capacity_of(device: str) -> float:
     if capacity is None:
         raise InputError(unknown_device(device))
     return capacity
-
-
-def process_memory_mib(device: str, phase: Phase) -> float:
-    """Return the memory of a process besides its step: CUDA's context, cuBLAS's workspaces."""
-    card = card_of(device)
-    return CONTEXT_MIB[phase] + (0.0 if card is None else card.library_workspace_mib(phase))

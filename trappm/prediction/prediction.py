@@ -7,15 +7,16 @@ training follow from them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
 from trappm.prediction.costs import BestPowerLimit, Offer, Run
-from trappm.prediction.fitting import MemoryAnswer, Verdict, process_memory_mib, room_text
+from trappm.prediction.fitting import MemoryAnswer, Verdict, room_text
 from trappm.prediction.training_loops import loop_of
-from trappm.profiler.devices.catalogue import CONTEXT_MIB
+from trappm.profiler.devices.catalogue import CONTEXT_MIB, process_memory_mib
 from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.host.caller_state import independent_of_caller
 from trappm.profiler.memory.breakdown import MemoryBreakdown, Part, break_down
@@ -275,6 +276,15 @@ class Prediction(MemoryAnswer):
             "convolution_workspace": scratch_mib,
             "context_and_libraries": self.memory_mib - memory.reserved_mib - scratch_mib,
         }
+
+    @property
+    def is_memory_simulated(self) -> bool:
+        """Return whether the memory is that of the simulated step, without any label's part."""
+        memory = self.simulated_memory
+        if memory is None or self.memory_mib is None or is_cpu_device(self.device):
+            return False
+        process_mib = process_memory_mib(self.card or self.device, Phase(self.phase))
+        return math.isclose(self.memory_mib, process_mib + memory.reserved_with_workspace_mib)
 
     @property
     def reserved_mib(self) -> float | None:

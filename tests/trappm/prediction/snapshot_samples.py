@@ -8,9 +8,9 @@ from trappm.learner.paper.encoder import train_encoder
 from trappm.learner.paper.presets import LAPTOP
 from trappm.learner.snapshots.registry import Registry
 from trappm.learner.snapshots.snapshot import load_snapshot, save_snapshot
-from trappm.learner.workload import Workload
+from trappm.learner.workload import TrainingLabel, Workload
 from trappm.prediction.snapshot_choice import SHIPPED
-from trappm.profiler.records import Phase
+from trappm.profiler.records import Phase, Provenance
 from trappm.profiler.trace import trace
 
 NAMES = ("test_resnet", "test_vit", "test_convnext")
@@ -22,12 +22,17 @@ def shipped_heads(device):
     return load_snapshot(SHIPPED).heads[device]
 
 
-def snapshot_of(folder, heads, *, preset=LAPTOP, encoder=None, **fields):
+def snapshot_of(folder, heads, *, preset=LAPTOP, encoder=None, labels=(), **fields):
     """The folder of a snapshot with these heads by device; the first device is the source."""
     return save_snapshot(
         folder, encoder=encoder, heads=heads, source_device=next(iter(heads)), preset=preset,
-        labels=[], fields=fields,
+        labels=labels, fields=fields,
     ).folder  # fmt: skip
+
+
+def imported_label(device):
+    """A label that others published."""
+    return TrainingLabel("0" * 16, device, "train", (None, 900.0, None), Provenance.IMPORTED)
 
 
 def publish(registry, heads):

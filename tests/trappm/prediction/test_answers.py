@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx_export import export_onnx
-from snapshot_samples import shipped_heads, snapshot_of
+from snapshot_samples import imported_label, shipped_heads, snapshot_of
 
 import trappm
 from trappm.learner.snapshots.manifest import read_whole
@@ -137,7 +137,8 @@ def test_the_headline_has_medians_and_intervals(answer):
 )  # fmt: skip
 def test_the_measured_gpu_decides_what_fits(tmp_path, answer, cards, capacity_mib, has_part):
     fields = {"cards": cards} if cards else {}
-    snapshot = snapshot_of(tmp_path, {"a100": shipped_heads("a100-40gb")}, **fields)
+    heads, labels = {"a100": shipped_heads("a100-40gb")}, [imported_label("a100")]
+    snapshot = snapshot_of(tmp_path, heads, labels=labels, **fields)
     prediction = trappm.predict("test_resnet", device="a100", batch_size=64, snapshot=snapshot)
     assert prediction.memory_mib == answer.memory_mib
     assert prediction.capacity_mib == capacity_mib

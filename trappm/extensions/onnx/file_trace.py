@@ -1,7 +1,7 @@
 """The traced step of an ONNX file: that of a module rebuilt from it.
 
 A model by its name and as a file have the same graph, except for the differences in
-docs/research/static_profile.md.
+docs/research/tracing.md.
 """
 
 from __future__ import annotations

@@ -17,13 +17,9 @@ from trappm.extensions.parallel.links import Group, Node, node_of
 from trappm.extensions.parallel.schedules import Parallelism, Strategy, strategy_of
 from trappm.prediction.costs import prices_of
 from trappm.prediction.device_names import precision_gap
-from trappm.prediction.fitting import (
-    MemoryAnswer,
-    Verdict,
-    process_memory_mib,
-    room_text,
-)
+from trappm.prediction.fitting import MemoryAnswer, Verdict, room_text
 from trappm.prediction.question import Question
+from trappm.profiler.devices.catalogue import process_memory_mib
 from trappm.profiler.errors import InputError, UnsupportedModelError
 from trappm.profiler.extensions import extension_modules
 from trappm.profiler.host.caller_state import independent_of_caller
@@ -313,7 +309,7 @@ class SharedStep:
         elif single.memory_mib is not None:
             plain = rank_memory(self.needs, Parallelism())
             process_mib = single.memory_mib - plain.total / MIB
-            if is_prefixed(single.model):  # of a full card, it is the least memory of the step
+            if single.is_memory_simulated:  # of a full card, it is the least memory of the step
                 process_mib = max(process_mib, process_memory_mib(single.device, Phase.TRAIN))
             parts[PROCESS] = process_mib
             memory_mib = sum(parts.values())

@@ -22,11 +22,10 @@ from trappm.prediction.fitting import (
     MemoryInterval,
     Verdict,
     capacity_of,
-    process_memory_mib,
     room_text,
     simulated_interval,
 )
-from trappm.profiler.devices.catalogue import read_name
+from trappm.profiler.devices.catalogue import process_memory_mib, read_name
 from trappm.profiler.errors import InputError
 from trappm.profiler.host.caller_state import independent_of_caller
 from trappm.profiler.records import Phase, Precision, member
