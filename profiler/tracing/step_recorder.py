@@ -27,8 +27,8 @@ from trappm.profiler.records.allocations import Pass
 from trappm.profiler.tracing.allocation_log import AllocationLog
 from trappm.profiler.tracing.composites import is_composite, taken_apart
 from trappm.profiler.tracing.gpu import torchvision_operators
-from trappm.profiler.tracing.gpu.functions import GpuFunctions
 from trappm.profiler.tracing.gpu.operators import COPYING, RESULTS, result_of
+from trappm.profiler.tracing.gpu_functions import GpuFunctions
 from trappm.profiler.tracing.kernel_log import FACTORS, KernelLog
 from trappm.profiler.tracing.known_values import ALL_BOXES, KnownValues, is_whole
 from trappm.profiler.tracing.tensors import channels_last, in_backward, tensors_of

@@ -45,8 +45,8 @@ from trappm.profiler.records.trace import SavedBytes, Trace, TraceSettings, Trac
 from trappm.profiler.tracing.allocation_log import AllocationLog
 from trappm.profiler.tracing.composites import KERNELS
 from trappm.profiler.tracing.fusion import FusedKernelLog
-from trappm.profiler.tracing.gpu.functions import GpuFunctions
 from trappm.profiler.tracing.gpu.traced_gpu import TRACED_GPU
+from trappm.profiler.tracing.gpu_functions import GpuFunctions
 from trappm.profiler.tracing.kernel_log import KernelLog, kernel_table
 from trappm.profiler.tracing.known_values import KnownValues, set_inputs, set_weights
 from trappm.profiler.tracing.losses import Loss, default_loss

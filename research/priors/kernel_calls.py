@@ -28,7 +28,7 @@ from trappm.profiler.records.allocations import TRACED_BATCH_SIZES
 from trappm.profiler.records.kernels import StepKernels
 from trappm.profiler.records.step_scope import StepScope
 from trappm.profiler.tracing.allocation_log import AllocationLog
-from trappm.profiler.tracing.gpu.functions import GpuFunctions
+from trappm.profiler.tracing.gpu_functions import GpuFunctions
 from trappm.profiler.tracing.kernel_log import KernelLog, kernel_table
 from trappm.profiler.tracing.step_recorder import StepRecorder
 

@@ -18,10 +18,9 @@ from trappm.profiler.records import Phase, Precision
 from trappm.profiler.records.kernels import KernelKind
 from trappm.profiler.records.trace import TraceSettings
 from trappm.profiler.trace import trace
-from trappm.profiler.tracing.gpu.autocast import CAST, REFUSED
-from trappm.profiler.tracing.gpu.functions import GpuFunctions
 from trappm.profiler.tracing.gpu.operators import result_of
 from trappm.profiler.tracing.gpu.traced_gpu import TRACED_GPU
+from trappm.profiler.tracing.gpu_functions import CAST, REFUSED, GpuFunctions
 from trappm.profiler.tracing.kernel_log import KernelLog
 from trappm.profiler.tracing.tracer import Tracer
 
