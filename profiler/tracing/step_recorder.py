@@ -179,8 +179,7 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._note_results(func, args, kwargs, output)
             return output
         call = bound(func, args, kwargs)
-        if func.namespace == "trappm":
-            self.refusal = self.refusal or call["refusal"]
+        self.refusal = self.refusal or call.get("refusal")
         self._check(func, call)
         if func is _ATEN.convolution.default:
             return self._convolution(func, args, call)

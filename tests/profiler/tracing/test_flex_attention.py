@@ -11,8 +11,10 @@ from trappm.profiler.errors import InputError
 from trappm.profiler.models.model_input import ExampleInputs
 from trappm.profiler.models.on_meta import on_meta
 from trappm.profiler.records import Phase, Precision
-from trappm.profiler.simulation.kernel_profile import KernelKind, Size
-from trappm.profiler.tracing.tracer import StepOptions, Tracer
+from trappm.profiler.records.kernels import KernelKind, Size
+from trappm.profiler.records.trace import TraceSettings
+from trappm.profiler.trace import trace
+from trappm.profiler.tracing.tracer import Tracer
 
 LENGTH, WIDTH, HEADS = 256, 64, 4
 TOKENS = torch.rand(8, LENGTH, WIDTH)
@@ -46,16 +48,14 @@ class Attention(Parts):
         return self.head(attended.transpose(1, 2).reshape(batch, length, WIDTH).mean(1))
 
 
-def traced(attend, precision=Precision.FP32, tokens=TOKENS, **parts):
-    options = StepOptions(precision=precision)
-    module = on_meta(Attention(attend, **parts), None)
-    tracer = Tracer(module, ExampleInputs.of(tokens), options)
-    return tracer.step(), tracer.graph()
+def traced(attend, precision=Precision.FP32, phase=Phase.TRAIN, **parts):
+    inputs = ExampleInputs.of(TOKENS)
+    return trace(Attention(attend, **parts), inputs, TraceSettings(precision), phase)
 
 
-def attention_kernels(step, phase=Phase.TRAIN):
+def attention_kernels(step):
     """Keys per query of each fused kernel."""
-    table = step.kernels.table(phase)
+    table = step.kernels.table
     return [
         sizes[Size.COLUMNS, 0]
         for kind, sizes in zip(table.kinds, table.sizes, strict=True)
@@ -82,14 +82,15 @@ WAYS = {
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.AMP_BF16])
 @pytest.mark.parametrize("attend", WAYS.values(), ids=WAYS)
 def test_the_step_keeps_what_fused_attention_keeps(attend, precision):
-    plain, of_plain = traced(fused, precision)
-    step, graph = traced(attend, precision)
-    assert step.saved_bytes == plain.saved_bytes
-    scores_bytes = step.trace.batch_sizes[0] * HEADS * LENGTH**2 * 2
-    assert max(step.trace.sizes[:, 0].max(), step.infer_trace.sizes[:, 0].max()) < scores_bytes
-    assert attention_kernels(step) == [LENGTH, LENGTH]
-    assert attention_kernels(step, Phase.INFER) == [LENGTH]
-    assert graph.operators == of_plain.operators
+    plain = traced(fused, precision)
+    train, infer = (traced(attend, precision, phase) for phase in (Phase.TRAIN, Phase.INFER))
+    assert train.saved_bytes == plain.saved_bytes
+    scores_bytes = train.allocations.batch_sizes[0] * HEADS * LENGTH**2 * 2
+    for step in train, infer:
+        assert step.allocations.sizes[:, 0].max() < scores_bytes
+        assert step.graph.operators == plain.graph.operators
+    assert attention_kernels(train) == [LENGTH, LENGTH]
+    assert attention_kernels(infer) == [LENGTH]
 
 
 @pytest.mark.parametrize("device", ["cuda", None], ids=["in forward", "before"])
@@ -99,7 +100,7 @@ def test_a_block_mask_leaves_out_blocks(device):
     def attend(self, q, k, v):
         return flex.flex_attention(q, k, v, block_mask=mask(device) if device else before)
 
-    assert attention_kernels(traced(attend)[0]) == [3 * LENGTH // 4] * 2
+    assert attention_kernels(traced(attend)) == [3 * LENGTH // 4] * 2
 
 
 def test_documents_of_the_batch_stay_affine():
@@ -115,7 +116,7 @@ def test_documents_of_the_batch_stay_affine():
             return super().forward(tokens)
 
     tracer = Tracer(on_meta(Packed(None), None), ExampleInputs.of(TOKENS, documents))
-    assert len(attention_kernels(tracer.step())) == 2
+    assert len(attention_kernels(tracer.trace())) == 2
 
 
 def test_a_learned_bias_gets_its_gradient():
@@ -126,16 +127,19 @@ def test_a_learned_bias_gets_its_gradient():
         return flex.flex_attention(q, k, v, score_mod=biased)
 
     bias = nn.Parameter(torch.zeros(HEADS, 2 * LENGTH))
-    step, plain = traced(attend, bias=bias)[0], traced(WAYS["plain"])[0]
-    assert len(step.trace.gradients) == len(plain.trace.gradients) + 1
-    assert step.trace.parameter_bytes.sum() == plain.trace.parameter_bytes.sum() + bias.nbytes
+    step, plain = traced(attend, bias=bias), traced(WAYS["plain"])
+    assert len(step.allocations.gradients) == len(plain.allocations.gradients) + 1
+    assert (
+        step.allocations.parameter_bytes.sum()
+        == plain.allocations.parameter_bytes.sum() + bias.nbytes
+    )
 
 
 def test_heads_share_keys_without_copies_of_them():
     def attend(self, q, k, v):
         return flex.flex_attention(q, k, v, enable_gqa=True)
 
-    grouped, plain = traced(attend, key_heads=2)[0], traced(WAYS["plain"])[0]
+    grouped, plain = traced(attend, key_heads=2), traced(WAYS["plain"])
     share = TOKENS.nbytes  # half of the keys and half of the values are away
     assert plain.saved_bytes.at(8) - grouped.saved_bytes.at(8) == share
 
@@ -165,7 +169,7 @@ def test_a_step_by_values_goes_through_it():
     module = Attention(attend)
     inputs = ExampleInputs.of(TOKENS)
     tracer = Tracer(on_meta(module, None), inputs, batch_sizes=(8, 8), original=module)
-    assert len(attention_kernels(tracer.step())) == 2
+    assert len(attention_kernels(tracer.trace())) == 2
 
 
 def test_pytorch_is_as_before_after_a_trace():

@@ -12,26 +12,29 @@ from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.models.model_input import ExampleInputs
 from trappm.profiler.models.on_meta import on_meta
 from trappm.profiler.records import MemoryFormat, Phase, Precision
-from trappm.profiler.simulation.kernel_profile import KernelKind, Size
+from trappm.profiler.records.kernels import KernelKind, Size
+from trappm.profiler.records.trace import TraceSettings
 from trappm.profiler.tracing.known_values import ALL_BOXES
-from trappm.profiler.tracing.tracer import StepOptions, Tracer
+from trappm.profiler.tracing.tracer import Tracer
 
 IMAGES = torch.rand(4, 3, 16, 16)
 BOXES = torch.tensor([[i, 0, 0, 9.0, 9.0] for i in range(4)])
 PIXELS = 16 * 16
+FP32 = TraceSettings()
 
 
-def tracer_of(module, *inputs, batch_sizes=(4, 8), by_values=False, precision=Precision.FP32):
-    options = StepOptions(precision=precision)
+def traced(module, *inputs, phase=Phase.TRAIN, batch_sizes=(4, 8), by_values=False, how=FP32):
     batch_sizes = (len(inputs[0]),) * 2 if by_values else batch_sizes
+    copied = on_meta(module, None, how.memory_format)
     original = module if by_values else None
     inputs = ExampleInputs.of(*inputs)
-    return Tracer(on_meta(module, None), inputs, options, batch_sizes, original=original)
+    return Tracer(copied, inputs, how, phase, batch_sizes, original=original).trace()
 
 
 def sizes_of(trace):
     """Bytes of all allocations at batch size 4."""
-    return trace.sizes[trace.kinds == 0, 0].tolist()
+    allocations = trace.allocations
+    return allocations.sizes[allocations.kinds == 0, 0].tolist()
 
 
 def pooling(pool, channels):
@@ -60,16 +63,15 @@ def ps_roi_pool(images, boxes):
 
 @pytest.mark.parametrize("pool", [align, roi_pool, ps_roi_align, ps_roi_pool])
 def test_pooled_regions_have_results_and_a_gradient_of_the_images(pool):
-    tracer = tracer_of(pooling(pool, 18), IMAGES, BOXES)
-    train, table = tracer.phase(Phase.TRAIN)
+    train = traced(pooling(pool, 18), IMAGES, BOXES)
     features = 18 * 9 if pool in (align, roi_pool) else 18
     pooled_bytes, image_bytes = 4 * 4 * features, 4 * 4 * 18 * PIXELS
     # Results and their gradients; with places of maxima or channels, whose gradient is zeros, also
     # in C++.
     assert sizes_of(train).count(pooled_bytes) == (2 if pool is align else 4)
     assert sizes_of(train).count(image_bytes) == 2  # of the convolution, and their gradient
-    assert (table.kinds == KernelKind.INDEX).sum() == 2
-    assert len(train.gradients) == 4
+    assert (train.kernels.table.kinds == KernelKind.INDEX).sum() == 2
+    assert len(train.allocations.gradients) == 4
 
 
 def test_regions_of_a_list_are_those_of_a_tensor():
@@ -79,18 +81,18 @@ def test_regions_of_a_list_are_those_of_a_tensor():
         return self.head(align(images, boxes).flatten(1)).unflatten(0, (-1, 3)).mean(1)
 
     parts = {"stem": nn.Conv2d(3, 18, 3, padding=1), "head": nn.Linear(18 * 9, 10)}
-    trace, _ = tracer_of(Function(body, **parts), IMAGES, batch_sizes=(4, 4)).phase(Phase.INFER)
-    assert 4 * (4 * 3) * 18 * 9 in sizes_of(trace)
+    infer = traced(Function(body, **parts), IMAGES, phase=Phase.INFER, batch_sizes=(4, 4))
+    assert 4 * (4 * 3) * 18 * 9 in sizes_of(infer)
 
 
 def test_the_graph_has_the_operators_of_onnx():
-    assert "RoiAlign" in tracer_of(pooling(align, 18), IMAGES, BOXES).graph().operators
-    assert "DeformConv" in tracer_of(deformable(), IMAGES).graph().operators
+    assert "RoiAlign" in traced(pooling(align, 18), IMAGES, BOXES).graph.operators
+    assert "DeformConv" in traced(deformable(), IMAGES).graph.operators
 
 
 def test_regions_are_pooled_in_32_bits_under_autocast():
-    tracer = tracer_of(pooling(align, 18), IMAGES, BOXES, precision=Precision.AMP_FP16)
-    _, table = tracer.phase(Phase.INFER)
+    how = TraceSettings(Precision.AMP_FP16)
+    table = traced(pooling(align, 18), IMAGES, BOXES, phase=Phase.INFER, how=how).kernels.table
     assert not table.half[table.kinds == KernelKind.INDEX].any()
     assert table.half[table.kinds == KernelKind.LINEAR].all()
 
@@ -114,10 +116,8 @@ def deformable(groups=1, has_mask=False):
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("has_mask", [False, True])
 def test_a_deformable_convolution_multiplies_columns(groups, has_mask):
-    tracer = tracer_of(deformable(groups, has_mask), IMAGES)
-    columns = 4 * (8 * 9) * (4 * PIXELS)
-    train, table = tracer.phase(Phase.TRAIN)
-    infer, _ = tracer.phase(Phase.INFER)
+    train, infer = (traced(deformable(groups, has_mask), IMAGES, phase=phase) for phase in Phase)
+    columns, table = 4 * (8 * 9) * (4 * PIXELS), train.kernels.table
     assert sizes_of(infer).count(columns) == 1
     assert sizes_of(train).count(columns) == 3  # forward, and for both kinds of gradients
     assert max(sizes_of(train)) == columns
@@ -125,7 +125,7 @@ def test_a_deformable_convolution_multiplies_columns(groups, has_mask):
     depths = table.sizes[table.kinds == kind][:, Size.DEPTH]
     assert 8 * 9 // groups in depths[:, 0]
     assert PIXELS in depths[:, 1]  # of the weight's gradient
-    trained = len(train.gradients)
+    trained = len(train.allocations.gradients)
     assert trained == (10 if has_mask else 8)
 
 
@@ -133,7 +133,7 @@ def test_a_deformable_convolution_of_other_offsets_is_refused():
     module = deformable()
     module.offset = nn.Conv2d(8, 18, 3)
     with pytest.raises(UnsupportedModelError, match="offsets of"):
-        tracer_of(module, IMAGES).phase(Phase.TRAIN)
+        traced(module, IMAGES)
 
 
 def detector():
@@ -150,16 +150,13 @@ def detector():
 
 
 def test_suppression_is_taken_to_keep_all_boxes_with_a_remark():
-    tracer = tracer_of(detector(), IMAGES, batch_sizes=(4, 4))
-    trace, _ = tracer.phase(Phase.INFER)
-    assert tracer.assumed == {ALL_BOXES}
-    assert 8 * PIXELS in sizes_of(trace)
+    infer = traced(detector(), IMAGES, phase=Phase.INFER, batch_sizes=(4, 4))
+    assert infer.remark == ALL_BOXES
+    assert 8 * PIXELS in sizes_of(infer)
 
 
 def test_suppression_by_values_keeps_the_boxes_of_the_example():
-    tracer = tracer_of(detector(), IMAGES, by_values=True)
-    tracer.phase(Phase.INFER)
-    assert not tracer.assumed
+    assert traced(detector(), IMAGES, phase=Phase.INFER, by_values=True).remark is None
 
 
 def test_suppression_on_values_leaves_out_what_better_boxes_overlap():
@@ -179,21 +176,21 @@ def test_a_detector_of_torchvision_trains_by_values():
     )
     images = [torch.rand(3, 64, 64) for _ in range(2)]
     target = {"boxes": torch.tensor([[4.0, 4, 30, 30]]), "labels": torch.tensor([1])}
-    tracer = tracer_of(module, images, [target, target], by_values=True)
-    trace, table = tracer.phase(Phase.TRAIN)
+    train = traced(module, images, [target, target], by_values=True)
     trained = [p for p in module.parameters() if p.requires_grad]
-    assert len(trace.gradients) == len(trained)
-    assert np.isin(KernelKind.INDEX, table.kinds)
+    assert len(train.allocations.gradients) == len(trained)
+    assert np.isin(KernelKind.INDEX, train.kernels.table.kinds)
 
 
 def test_torchvision_is_as_before_after_a_trace():
     before = torchvision.extension._has_ops
-    tracer_of(pooling(align, 18), IMAGES, BOXES).phase(Phase.INFER)
+    traced(pooling(align, 18), IMAGES, BOXES)
     assert torchvision.extension._has_ops is before
 
 
 def test_a_deformable_convolution_takes_channels_last():
-    options = StepOptions(memory_format=MemoryFormat.CHANNELS_LAST)
-    module = on_meta(deformable(groups=2), None, options.memory_format)
-    trace, _ = Tracer(module, ExampleInputs.of(IMAGES), options, (4, 8)).phase(Phase.TRAIN)
-    assert sizes_of(trace).count(4 * (8 * 9) * (4 * PIXELS)) == 3
+    how = TraceSettings(memory_format=MemoryFormat.CHANNELS_LAST)
+    assert (
+        sizes_of(traced(deformable(groups=2), IMAGES, how=how)).count(4 * (8 * 9) * (4 * PIXELS))
+        == 3
+    )
