@@ -62,6 +62,9 @@ if TYPE_CHECKING:
     from trappm.prediction.costs import Interval
     from trappm.prediction.models.subjects import Subject
 
+SIMULATED_ERROR = 0.05
+"""Deviation of the logarithm of simulated memory on a card with labels of other steps; errors are
+0.5 to 6 % (docs/research/memory.md)."""
 KERNELS_REMARK = (
     "No model like this one was measured: memory is simulated, and step time is computed from the "
     "kernels."
@@ -332,9 +335,9 @@ class _Inquiry:
                 low=output.low * by_metric,
                 high=output.high * by_metric,
             )
-        process_mib = process_memory_mib(self.card, self._phase)
+        process_mib, log_error = process_memory_mib(self.card, self._phase), self._log_error
         simulated = {
-            row: simulated_interval(process_mib + memory.reserved_with_workspace_mib)
+            row: simulated_interval(process_mib + memory.reserved_with_workspace_mib, log_error)
             for row in np.flatnonzero(self._is_simulated(output)).tolist()
             if (memory := self._simulated(workloads[row], is_answer=True)) is not None
         }
@@ -348,9 +351,14 @@ class _Inquiry:
         outside = output.outside[:, output.metrics.index("memory_mib")]
         if self._trace.allocations is None or not card_of(self.card):
             return np.zeros_like(outside)
+        return np.ones_like(outside) if self._log_error is None else outside
+
+    @property
+    def _log_error(self) -> float | None:
+        """Bound of the error of simulated memory; None without labels of the card's memory."""
         heads = self._trained.heads
         is_labelled = not isinstance(heads, Heads) or heads.has_labels_of("memory_mib")
-        return outside if is_labelled else np.ones_like(outside)
+        return Z90 * SIMULATED_ERROR if is_labelled else None
 
     def _simulated(self, workload: Workload, *, is_answer: bool) -> SimulatedMemory | None:
         """Return the simulated memory of the step; None if it cannot be traced.
@@ -362,7 +370,9 @@ class _Inquiry:
         if self._trace.allocations is None:
             return None
         loop = self._loop or loop_of(workload.optimizer)
-        limit_mib = limit_of_step_mib(self.card, self._phase) if is_answer else None
+        limit_mib = None
+        if is_answer:
+            limit_mib = limit_of_step_mib(self.card, self._phase, self._log_error)
         return self._trace.memory_in(loop, workload.batch_size, limit_mib)
 
     def _loop_factors(self, workloads: Sequence[Workload]) -> npt.NDArray[np.float64] | None:
@@ -399,13 +409,14 @@ class _Inquiry:
         """
         at = output.metrics.index("memory_mib")
         medians_mib, heads = output.median[:, at], self._trained.heads
-        if isinstance(heads, Heads) and self._loop_factors(workloads) is None:
-            of_heads = heads.out_of_memory(workloads, capacity_mib)
-        else:  # a normal of the logarithm
-            gaps = np.log(medians_mib / (USABLE_SHARE * capacity_mib))
-            of_heads = ndtr(gaps / output.log_std[:, at])
-        of_simulation = simulated_risk(medians_mib, capacity_mib)
-        return np.where(self._is_simulated(output), of_simulation, of_heads)
+        is_simulated = self._is_simulated(output)
+        if is_simulated.all() and self._log_error is None:
+            return simulated_risk(medians_mib, capacity_mib)
+        gaps = np.log(medians_mib / (USABLE_SHARE * capacity_mib))
+        normal = np.asarray(ndtr(gaps / output.log_std[:, at]))  # of the logarithm
+        if not isinstance(heads, Heads) or self._loop_factors(workloads) is not None:
+            return normal
+        return np.where(is_simulated, normal, heads.out_of_memory(workloads, capacity_mib))
 
     def prediction(
         self, output: Predictions, row: int, risk: float | None, capacity: float | None
