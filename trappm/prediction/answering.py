@@ -316,7 +316,9 @@ class _Inquiry:
     @property
     def _may_simulate(self) -> bool:
         """Return whether memory is simulated where no label resembles the model."""
-        return is_prefixed(self._subject.name) or not self._subject.has_one_input
+        subject = self._subject
+        is_of_one_batch = subject.module is not None and self._trace.batch_size is not None
+        return is_prefixed(subject.name) or not subject.has_one_input or is_of_one_batch
 
     def predict(self, workloads: Sequence[Workload]) -> Predictions:
         """Return what the heads predict of n workloads.
