@@ -118,18 +118,18 @@ class _Step:
             at_all = self.at(settings, TRACED_BATCH_SIZES)
             if at_all.allocations is not None or batch_size is None:
                 return at_all
-            why = at_all.refusal or ""
+            why: TrappmError = UnsupportedModelError(at_all.refusal or "")
         except TrappmError as error:
             if batch_size is None:
                 raise self._named(error) from error
-            at_all, why = None, _why_alone(error)
+            at_all, why = None, error
         try:
             at_one = self._alone(settings, batch_size)
         except UnsupportedModelError:
             if at_all is None:
                 raise
             return at_all
-        return replace(at_one, only_because=at_one.only_because or why)
+        return replace(at_one, only_because=at_one.only_because or _why_alone(why))
 
     def _alone(self, settings: TraceSettings, batch_size: int) -> Trace:
         sizes = batch_size, batch_size

@@ -72,11 +72,13 @@ def export_onnx(
     path.write_bytes(proto.SerializeToString())
 
 
-def file_graph(path: Path, input_size: int | None = None) -> GraphTemplate:
-    """Return the graph of an ONNX file."""
+def file_graph(
+    path: Path, input_size: int | None = None, batch_size: int | None = None
+) -> GraphTemplate:
+    """Return the graph of an ONNX file; with a batch size, perhaps of this one only."""
     from trappm.extensions.onnx.file_trace import file_trace
 
-    made = file_trace(path, input_size, phase=Phase.INFER)
+    made = file_trace(path, input_size, phase=Phase.INFER, batch_size=batch_size)
     if made.graph is None:
         raise TrappmError(made.refusal)
     return made.graph

@@ -364,9 +364,9 @@ def test_mfu_is_the_published_arithmetic_of_a_model_over_the_peak():
 
 
 @pytest.mark.extension("onnx")
-def test_damaged_profiles_are_replaced(home, file):
+def test_damaged_traces_are_replaced(home, file):
     before = trappm.predict(file, device="a100").memory_mib
-    for path in (home / "profiles").iterdir():
+    for path in (home / "traces").iterdir():
         path.write_bytes(path.read_bytes()[:40])
     subjects._file.cache_clear()
     assert trappm.predict(file, device="a100").memory_mib == before

@@ -122,10 +122,10 @@ def test_constants_of_pairs_give_the_ratio_of_kernels(tmp_path, constant):
     snapshot = snapshot_of(tmp_path, {"cpu-2t": shipped_heads("cpu-1t")}, compiled=compiled)
     options = {"device": "cpu-2t", "phase": "train", "snapshot": snapshot}
     eager, answer = (ask(execution=how, **options) for how in Execution)
-    steps = [eager.subject.step(StepSettings(execution=how)) for how in Execution]
+    traces = [eager.subject.trace(StepSettings(execution=how), Phase.TRAIN) for how in Execution]
     pair = (
-        Workload(graph=Graph.empty(64), phase=Phase.TRAIN, step=step, kernels=step.kernels)
-        for step in steps
+        Workload(graph=Graph.empty(64), phase=Phase.TRAIN, trace=made, kernels=made.kernels)
+        for made in traces
     )
     log = log_ratio(*pair, "resnet", ratio.constants, ratio.families)
     expected = eager.step_time_ms * math.exp(log)

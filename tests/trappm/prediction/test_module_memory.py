@@ -397,7 +397,7 @@ def test_files_of_one_batch_size_have_a_breakdown_and_no_largest_batch(tmp_path)
     export_onnx("resnet10t", 64, tmp_path / "fixed.onnx", batch_size=2)
     fixed = ask(tmp_path / "fixed.onnx")
     assert (fixed.batch_size, fixed.largest_batch) == (2, None)
-    assert "known at batch 2 only: the file has no other" in fixed.missing["largest_batch"]
+    assert "known at batch 2 only: the file has this one only" in fixed.missing["largest_batch"]
     assert fixed.memory_breakdown.total_mib == pytest.approx(fixed.memory_mib, rel=0.01)
     assert "convolution" in {t.origin.operator for t in fixed.memory_breakdown.largest}
 
