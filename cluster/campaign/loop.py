@@ -249,8 +249,8 @@ class Campaign:
         self._tell(stage, done=len(keys) - len(missing), total=len(keys))
         begin = time.monotonic()
         for number, traced in enumerate(self.workers.trace(missing), 1):
-            self._check_stop()
             self._keep(traced)
+            self._check_stop()
             to_go_s = (time.monotonic() - begin) / number * (len(missing) - number)
             eta_s = to_go_s if number < len(missing) else None
             self._tell(done=self.progress.done + 1, eta_s=eta_s)
