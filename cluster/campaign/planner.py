@@ -18,6 +18,7 @@ from trappm.learner.workload import Workload
 from trappm.profiler.devices.base import rank_key
 from trappm.profiler.devices.catalogue import card_name, expected_memory_mib, possible_runs
 from trappm.profiler.errors import CampaignError, InputError
+from trappm.profiler.memory.replay import memory_of
 from trappm.profiler.models.known_names import model_of
 from trappm.profiler.models.pool import build_pool
 from trappm.profiler.records import (
@@ -341,7 +342,7 @@ def _least_mib(configuration: Configuration, key: TraceKey, made: Trace | Refusa
     """
     if not isinstance(made, Trace) or made.allocations is None:
         return 0.0
-    memory = made.memory(configuration.batch_size, configuration.optimizer)
+    memory = memory_of(made, configuration.batch_size, configuration.optimizer)
     return memory.live_mib * (1.0 if configuration.precision is key.settings.precision else 0.5)
 
 

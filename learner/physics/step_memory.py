@@ -15,6 +15,7 @@ import numpy as np
 from trappm.learner.workload import Array, Workload, cached_with_first
 from trappm.profiler.graphs.nodes import BYTES_PER_ELEMENT, VIEWS
 from trappm.profiler.memory.allocator import MIB
+from trappm.profiler.memory.replay import memory_of
 from trappm.profiler.memory.training_loop import Loop
 from trappm.profiler.records import Graph, Optimizer, Phase, Precision
 from trappm.profiler.records.allocations import ConvolutionKind, Event, Pass
@@ -84,7 +85,7 @@ def amp_factor(workload: Workload, memory: StepMemory) -> float:
 
 @cached_with_first
 def _simulated(trace: Trace, batch_size: int, optimizer: Optimizer, loop: Loop) -> StepMemory:
-    peaks, events = trace.memory(batch_size, optimizer, loop), trace.allocations
+    peaks, events = memory_of(trace, batch_size, optimizer, loop), trace.allocations
     assert events is not None  # noqa: S101  (a workload has no other traces)
     sizes = events.sizes_at(batch_size).astype(np.float64)
     born, died = (events.kinds == kind for kind in (Event.ALLOCATE, Event.FREE))

@@ -21,6 +21,7 @@ from trappm.profiler.devices.catalogue import CONTEXT_MIB, Card, card_of
 from trappm.profiler.errors import DeviceError, UnsupportedModelError
 from trappm.profiler.graphs.nodes import BYTES_PER_ELEMENT, CONVOLUTIONS, PRODUCTS, VIEWS
 from trappm.profiler.host.environment import SEED, host_facts
+from trappm.profiler.memory.replay import memory_of
 from trappm.profiler.memory.training_loop import Loop, TrainingLoop
 from trappm.profiler.records import (
     Configuration,
@@ -180,7 +181,7 @@ class SimulatedDevice(Device):
             return live + CONTEXT_MIB[Phase.INFER], detail | {"peak_allocated": live}, {}
         if traced.allocations is None:
             return None, detail, {"memory_mib": f"no trace of the step: {traced.refusal}"}
-        simulated = traced.memory(configuration.batch_size, configuration.optimizer)
+        simulated = memory_of(traced, configuration.batch_size, configuration.optimizer)
         live, reserved = simulated.live_mib, simulated.reserved_with_workspace_mib
         if configuration.precision is not Precision.FP32:
             # Weights, gradients and states stay in fp32; activations take half.

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from trappm.profiler.errors import InputError
+from trappm.profiler.errors import InputError, UnsupportedModelError
 from trappm.profiler.memory.allocator import (
     MIB_UNITS,
     UNIT,
@@ -20,9 +21,10 @@ from trappm.profiler.memory.allocator import (
     DeviceIsFullError,
     ExpandableAllocator,
 )
-from trappm.profiler.memory.training_loop import DEFAULT_LOOP, TrainingLoop
-from trappm.profiler.records import IntArray
+from trappm.profiler.memory.training_loop import DEFAULT_LOOP, Loop, TrainingLoop
+from trappm.profiler.records import IntArray, Optimizer
 from trappm.profiler.records.allocations import Allocations, ConvolutionKind, Event, Pass
+from trappm.profiler.records.trace import Trace
 
 STEPS = 2
 """The second step differs from the first: optimizer states exist before it."""
@@ -52,6 +54,45 @@ class SimulatedMemory:
     """Segments taken from the device."""
     reserved_with_workspace_mib: float
     """The same, with scratch memory of convolutions."""
+
+
+_KNOWN: WeakKeyDictionary[
+    Allocations, dict[tuple[TrainingLoop, int, float | None], SimulatedMemory]
+] = WeakKeyDictionary()
+_MAX_KNOWN = 4096
+"""Largest number of cached simulations of a step: a server runs for long."""
+
+
+def memory_of(
+    trace: Trace,
+    batch_size: int,
+    optimizer: Optimizer = Optimizer.SGD,
+    loop: Loop = Loop.PLAIN,
+) -> SimulatedMemory:
+    """Return the GPU memory of a traced step in a usual loop; see `memory_in`."""
+    return memory_in(trace, loop.with_optimizer(optimizer), batch_size)
+
+
+def memory_in(
+    trace: Trace, loop: TrainingLoop, batch_size: int, limit_mib: float | None = None
+) -> SimulatedMemory:
+    """Return the GPU memory of a traced step in this loop; see `simulate_memory`.
+
+    Raises:
+        InputError: The batch size is below 1.
+        UnsupportedModelError: The trace has no allocations.
+    """
+    if trace.allocations is None:
+        raise UnsupportedModelError(trace.refusal or "the step has no allocations")
+    known = _KNOWN.setdefault(trace.allocations, {})
+    key = loop, batch_size, limit_mib
+    memory = known.get(key)
+    if memory is None:
+        memory = simulate_memory(trace.allocations, batch_size, loop, limit_mib=limit_mib)
+        if len(known) >= _MAX_KNOWN:
+            known.clear()
+        known[key] = memory
+    return memory
 
 
 def simulate_memory(

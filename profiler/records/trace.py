@@ -7,19 +7,15 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from trappm.profiler.files.untrusted import pack, reading_profile, unpack
-from trappm.profiler.memory.replay import SimulatedMemory, simulate_memory
-from trappm.profiler.memory.training_loop import Loop, TrainingLoop
 from trappm.profiler.records import (
     Execution,
     GraphTemplate,
     MemoryFormat,
-    Optimizer,
     Phase,
     Precision,
     StepSettings,
@@ -29,8 +25,6 @@ from trappm.profiler.records.kernels import KernelTable, StepKernels
 
 TRACE_VERSION = 4
 """Increased when the tracer changes; steps of earlier versions are traced again."""
-_MAX_KNOWN = 4096
-"""Largest number of cached simulations."""
 _QUANTIZED = re.compile(r"QuantizeLinear$|QLinear|ConvInteger$|MatMulInteger$|^com\.microsoft\.Q")
 
 
@@ -111,34 +105,6 @@ class Trace:
         """An operator on quantized numbers, which no training step has, or None."""
         operators = () if self.graph is None else self.graph.operators
         return next((name for name in operators if _QUANTIZED.search(name)), None)
-
-    def memory(
-        self, batch_size: int, optimizer: Optimizer = Optimizer.SGD, loop: Loop = Loop.PLAIN
-    ) -> SimulatedMemory:
-        """Return the GPU memory of the step at this batch size; see `memory_in`."""
-        return self.memory_in(loop.with_optimizer(optimizer), batch_size)
-
-    def memory_in(
-        self, loop: TrainingLoop, batch_size: int, limit_mib: float | None = None
-    ) -> SimulatedMemory:
-        """Return the GPU memory of the step in this loop; see `simulate_memory`.
-
-        Raises:
-            InputError: The batch size is below 1.
-        """
-        assert self.allocations is not None  # noqa: S101  (callers have looked)
-        key = loop, batch_size, limit_mib
-        memory = self._known.get(key)
-        if memory is None:
-            memory = simulate_memory(self.allocations, batch_size, loop, limit_mib=limit_mib)
-            if len(self._known) >= _MAX_KNOWN:
-                self._known.clear()
-            self._known[key] = memory
-        return memory
-
-    @cached_property
-    def _known(self) -> dict[tuple[TrainingLoop, int, float | None], SimulatedMemory]:
-        return {}
 
     def to_bytes(self) -> bytes:
         """Return a compressed NumPy archive; equal traces give equal bytes."""

@@ -45,7 +45,7 @@ from trappm.profiler.devices.catalogue import (
     process_memory_mib,
 )
 from trappm.profiler.errors import InputError, TrappmError, UnsupportedModelError
-from trappm.profiler.memory.replay import SimulatedMemory
+from trappm.profiler.memory.replay import SimulatedMemory, memory_in
 from trappm.profiler.models.families import family_of
 from trappm.profiler.records import (
     METRICS,
@@ -162,7 +162,7 @@ def simulated_answer(question: Question, subject: Subject, device: str, why: str
 
     @cache
     def simulated(size: int) -> SimulatedMemory:
-        return trace.memory_in(loop, size, limit_mib)
+        return memory_in(trace, loop, size, limit_mib)
 
     def memory(size: int) -> MemoryInterval:
         return simulated_interval(simulated(size).reserved_with_workspace_mib + process_mib)
@@ -373,7 +373,7 @@ class _Inquiry:
         limit_mib = None
         if is_answer:
             limit_mib = limit_of_step_mib(self.card, self._phase, self._log_error)
-        return self._trace.memory_in(loop, workload.batch_size, limit_mib)
+        return memory_in(self._trace, loop, workload.batch_size, limit_mib)
 
     def _loop_factors(self, workloads: Sequence[Workload]) -> npt.NDArray[np.float64] | None:
         """Return the memory in the question's training loop, relative to the usual loop.
@@ -392,7 +392,7 @@ class _Inquiry:
         process_mib = process_memory_mib(self.card, self._phase)
         this, that = (
             process_mib
-            + np.array([step.memory_in(x, n).reserved_with_workspace_mib for step, n in steps])
+            + np.array([memory_in(step, x, n).reserved_with_workspace_mib for step, n in steps])
             for x in (loop, usual)
         )
         return np.asarray(this / that)

@@ -12,6 +12,7 @@ from onnx_export import export_onnx
 from torch import nn
 
 from trappm.extensions.onnx.file_trace import file_trace
+from trappm.profiler.memory.replay import memory_of
 from trappm.profiler.models import zoo
 from trappm.profiler.trace import trace
 
@@ -59,7 +60,7 @@ def test_a_folded_file_is_the_graph_and_the_step_of_its_model(tmp_path, name):
     folded = norms - operators(path).count("BatchNormalization")
     file = file_trace(path)
     assert file.graph.operators.count("BatchNormalization") == norms
-    assert file.memory(32).live_mib == pytest.approx(own.memory(32).live_mib, rel=0.02)
+    assert memory_of(file, 32).live_mib == pytest.approx(memory_of(own, 32).live_mib, rel=0.02)
     if folded > 0:
         assert f"{folded} batch norms" in file.remark
     else:
@@ -108,7 +109,7 @@ def test_where_it_is_not_clear_nothing_is_put_back_and_the_answer_says_what_to_d
 
 
 def test_the_older_exporter_keeps_norms_by_the_option_that_the_remark_names(tmp_path):
-    own = trace("test_resnet", 64).memory(32).live_mib
+    own = memory_of(trace("test_resnet", 64), 32).live_mib
     for way, options in {
         "folded": {"optimize": False},
         "kept": {"do_constant_folding": False},
@@ -116,14 +117,14 @@ def test_the_older_exporter_keeps_norms_by_the_option_that_the_remark_names(tmp_
         path = older(trained("test_resnet", 64), 64, tmp_path / f"{way}.onnx", **options)
         assert ("BatchNormalization" in operators(path)) == (way == "kept"), way
         file = file_trace(path)
-        assert file.memory(32).live_mib == pytest.approx(own, rel=0.02), way
+        assert memory_of(file, 32).live_mib == pytest.approx(own, rel=0.02), way
         assert (file.remark is None) == (way == "kept"), way
 
 
 @pytest.mark.slow
 def test_todays_exporter_folds_unless_told_not_to_optimise(tmp_path):
     """What the remark says to do is what works."""
-    own = trace("test_resnet", 64).memory(32).live_mib
+    own = memory_of(trace("test_resnet", 64), 32).live_mib
     ways = {
         "default": {},
         "as asked": {"training": torch.onnx.TrainingMode.PRESERVE, "do_constant_folding": False},
@@ -135,5 +136,5 @@ def test_todays_exporter_folds_unless_told_not_to_optimise(tmp_path):
                  dynamic_shapes=({0: torch.export.Dim("n")},))  # fmt: skip
         assert ("BatchNormalization" in operators(path)) == (way == "whole"), way
         file = file_trace(path)
-        assert file.memory(32).live_mib == pytest.approx(own, rel=0.02), way
+        assert memory_of(file, 32).live_mib == pytest.approx(own, rel=0.02), way
         assert (file.remark is None) == (way == "whole"), way

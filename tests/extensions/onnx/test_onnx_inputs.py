@@ -14,6 +14,7 @@ from torch import nn
 import trappm
 from trappm.extensions.onnx.file_trace import file_trace, rebuilt
 from trappm.profiler.errors import TrappmError
+from trappm.profiler.memory.replay import memory_of
 from trappm.profiler.models.model_input import ExampleInputs
 from trappm.profiler.trace import trace
 
@@ -97,8 +98,8 @@ def equal_steps(path, module, inputs, size=None, rel=0.02):
     theirs = trace(module, ExampleInputs.of(*inputs))
     assert ours.kernels.parameters == theirs.kernels.parameters
     for batch_size in (8, 64):
-        assert ours.memory(batch_size).live_mib == pytest.approx(
-            theirs.memory(batch_size).live_mib, rel=rel
+        assert memory_of(ours, batch_size).live_mib == pytest.approx(
+            memory_of(theirs, batch_size).live_mib, rel=rel
         )
 
 

@@ -15,6 +15,7 @@ from torch.nn import functional as F  # noqa: N812  # the usual name
 from trappm.extensions.onnx.module import RebuiltModule
 from trappm.extensions.onnx.opening import load_checked
 from trappm.profiler.errors import UnsupportedModelError
+from trappm.profiler.memory.replay import memory_of
 from trappm.profiler.models.model_input import Sample
 from trappm.profiler.records import Phase
 from trappm.profiler.trace import trace
@@ -43,8 +44,8 @@ def test_the_rebuilt_step_is_that_of_the_original(tmp_path, architecture, input_
     for batch_size in (1, 16, 100):
         ours, theirs = (p.saved_bytes.at(batch_size) for p in (again, original))
         assert ours == pytest.approx(theirs, rel=1e-3)
-        assert again.memory(batch_size).live_mib == pytest.approx(
-            original.memory(batch_size).live_mib, rel=0.02
+        assert memory_of(again, batch_size).live_mib == pytest.approx(
+            memory_of(original, batch_size).live_mib, rel=0.02
         )
 
 
@@ -134,11 +135,11 @@ def test_weights_may_be_stored_or_folded(tmp_path):
         path = exported(tmp_path, module, torch.zeros(2, 3, 8, 8), 17, **options)
         actual = trace(rebuilt(path), 8)
         assert actual.kernels.parameters == expected.kernels.parameters
-        assert actual.memory(16) == expected.memory(16)
+        assert memory_of(actual, 16) == memory_of(expected, 16)
     model = onnx.load(path)
     onnx.save(model, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
     (tmp_path / "weights.bin").unlink(missing_ok=True)
-    assert trace(rebuilt(path), 8).memory(16) == expected.memory(16)
+    assert memory_of(trace(rebuilt(path), 8), 16) == memory_of(expected, 16)
 
 
 def one_node(path, operator, domain="", rest=(3, 4, 4)):

@@ -12,6 +12,7 @@ from trappm.learner.heads.predictions import TrainedHeads
 from trappm.learner.workload import Workload
 from trappm.prediction.fitting import MemoryInterval, Verdict
 from trappm.profiler.devices.catalogue import memory_mib
+from trappm.profiler.memory.replay import memory_of
 from trappm.profiler.records import Optimizer, Phase, Precision, StepSettings
 from trappm.profiler.records.trace import TraceSettings
 from trappm.profiler.trace import trace
@@ -41,7 +42,7 @@ def medians(others, device, workload):
 def test_every_gpu_of_the_catalogue_has_time_and_memory(others, device, phase):
     answer = medians(others, device, resnet18(phase))
     assert set(answer) == {"step_time_ms", "memory_mib"}
-    simulated = resnet18(phase).trace.memory(32)
+    simulated = memory_of(resnet18(phase).trace, 32)
     assert simulated.reserved_mib < answer["memory_mib"] < simulated.reserved_mib + 2000
 
 

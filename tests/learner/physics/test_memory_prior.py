@@ -15,6 +15,7 @@ from trappm.learner.physics.memory_prior import PROCESS_MIB, MemoryPrior
 from trappm.learner.physics.step_memory import step_memory
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
+from trappm.profiler.memory.replay import memory_of
 from trappm.profiler.memory.training_loop import Loop
 from trappm.profiler.records import Phase
 from trappm.profiler.trace import trace
@@ -38,7 +39,7 @@ def test_unlabelled_memory_is_process_plus_simulation(traced):
     workloads, _ = traced
     predicted = np.exp(MemoryPrior().log_values(workloads))
     for mib, workload in zip(predicted, workloads, strict=True):
-        simulated = workload.trace.memory(workload.batch_size)
+        simulated = memory_of(workload.trace, workload.batch_size)
         assert PROCESS_MIB + simulated.live_mib <= mib * 1.0001
         more = max(simulated.reserved_mib, simulated.reserved_with_workspace_mib)
         assert mib < PROCESS_MIB + more * 1.0001
@@ -48,7 +49,7 @@ def test_unlabelled_memory_is_process_plus_simulation(traced):
 def test_the_prior_agrees_with_the_simulation_in_both_loops(traced, loop):
     for workload in traced[0]:
         actual = step_memory(workload, loop)
-        simulated = workload.trace.memory(workload.batch_size, loop=loop)
+        simulated = memory_of(workload.trace, workload.batch_size, loop=loop)
         assert actual.live_mib == pytest.approx(simulated.live_mib)
         total = actual.live_mib + actual.fragments_mib + actual.scratch_mib
         assert total == pytest.approx(simulated.reserved_with_workspace_mib)

@@ -10,6 +10,7 @@ import pytest
 
 from trappm.profiler.devices.catalogue import CONTEXT_MIB, card_of
 from trappm.profiler.memory.allocator import MIB, Allocator
+from trappm.profiler.memory.replay import memory_of
 from trappm.profiler.records import Configuration, Measurement, Outcome, Phase, Precision
 from trappm.profiler.trace import trace
 
@@ -88,7 +89,7 @@ def test_simulated_memory_agrees_with_an_h100(architecture):
         ):  # fmt: skip
             continue
         step = step_of(architecture, configuration.input_size)
-        simulated = step.memory(configuration.batch_size, configuration.optimizer)
+        simulated = memory_of(step, configuration.batch_size, configuration.optimizer)
         live_mib = simulated.live_mib + H100.library_workspace_mib(Phase.TRAIN)
         real_mib = measurement.memory_detail_mib["peak_allocated"]
         assert live_mib == pytest.approx(real_mib, rel=0.03)

@@ -8,6 +8,7 @@ from small_modules import Function
 from torch import nn
 
 from trappm.profiler.errors import TrappmError
+from trappm.profiler.memory.replay import memory_of
 from trappm.profiler.records import MemoryFormat, Optimizer, Phase, Precision
 from trappm.profiler.records.trace import Trace, TraceSettings
 from trappm.profiler.trace import trace
@@ -43,7 +44,7 @@ def test_traces_are_read_back_unchanged(step):
     assert again.saved_bytes == step.saved_bytes
     assert again.graph.content_hash == step.graph.content_hash
     for optimizer in Optimizer:
-        assert again.memory(5, optimizer) == step.memory(5, optimizer)
+        assert memory_of(again, 5, optimizer) == memory_of(step, 5, optimizer)
 
 
 @pytest.mark.parametrize("phase", Phase)

@@ -16,6 +16,7 @@ import trappm
 from trappm.prediction.prediction import quantity
 from trappm.profiler.errors import InputError, UnsupportedModelError
 from trappm.profiler.memory.breakdown import Part
+from trappm.profiler.memory.replay import memory_of
 from trappm.profiler.models import zoo
 from trappm.profiler.trace import trace
 from trappm.profiler.tracing import known_values
@@ -54,7 +55,7 @@ def test_predicted_memory_is_that_of_the_traced_step():
     answer = small(batch_size=16, optimizer="adam")
     step = trace("resnet10t", 64)
     parts = answer.memory_breakdown.parts_mib
-    simulated = step.memory(16, "adam").reserved_with_workspace_mib
+    simulated = memory_of(step, 16, "adam").reserved_with_workspace_mib
     assert answer.memory_mib > simulated
     assert sum(parts.values()) == pytest.approx(answer.memory_mib, rel=0.01)
     parameters_mib = sum(step.allocations.parameter_bytes) / 2**20

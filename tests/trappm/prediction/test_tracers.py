@@ -19,6 +19,7 @@ from trappm.prediction.models.tracers import (
     file_tracer,
 )
 from trappm.profiler.errors import ModelFileError
+from trappm.profiler.memory.replay import memory_of
 from trappm.profiler.records import Phase
 from trappm.profiler.records.trace import TraceSettings
 
@@ -73,7 +74,7 @@ def test_a_tracing_process_gives_the_same_step(process, sound):
     there, here = traced_by(process, sound), training_step(file_tracer(str(sound), None))
     assert there.to_bytes() == here.to_bytes()
     assert there.graph.content_hash == here.graph.content_hash
-    assert there.memory(4) == here.memory(4)
+    assert memory_of(there, 4) == memory_of(here, 4)
 
 
 @pytest.mark.extension("onnx")
