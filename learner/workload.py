@@ -1,4 +1,4 @@
-"""Input of all predictors: the static profile of a configuration without its name.
+"""Input of all predictors: the traced step of a configuration without its name.
 
 A workload consists of the graph, the simulated memory of the step and its kernels. Every prior,
 head and baseline receives the same input.

@@ -227,7 +227,7 @@ class Tracer:
         return max(self._batch_sizes[1] - self._batch_sizes[0], 1)
 
     def _check_growth(self, first: _Recorded, second: _Recorded) -> None:
-        """Raise UnevenSizesError if a size of the step is not affine in the batch size.
+        """Raise UnevenSizesError or BatchOrderError if the step is not affine in the batch size.
 
         Sizes of all pairs of samples are not: the line through two of them begins below 0. Then,
         and for modules that are not of a library, a third batch size is tried.
@@ -242,6 +242,8 @@ class Tracer:
         )
         for batch_size in checked:
             third = self._record(batch_size)
+            if not np.array_equal(third.order, first.order):
+                raise BatchOrderError("the order of allocations changes with the batch size")
             if np.array_equal(third.sizes, fixed + slope * batch_size):
                 continue
             raise UnevenSizesError(
