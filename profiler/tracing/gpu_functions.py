@@ -285,10 +285,11 @@ class GpuFunctions(TorchFunctionMode):
             return recurrent(self._kernels, name, *args)
         if name == "dropout":
             return _dropout(*args, **kwargs)
-        if name == "softmax":
+        if name == "softmax" and not torch.is_inference_mode_enabled():
             call = bound(func, args, kwargs)
             if call["self"].dtype != (call["dtype"] or call["self"].dtype):
-                # The meta device would cast first, a GPU casts on the way.
+                # The meta device would cast first, a GPU casts on the way. In inference the cast
+                # stays a kernel of its own, as in the steps that the shipped heads learned from.
                 return torch._softmax(call["self"], call["dim"], True)
         return NotImplemented
 
