@@ -47,13 +47,13 @@ from ownership_scenarios import (
 )
 
 import trappm.cluster.actors.profiler_pool
-from trappm.cluster import profiles as profile_tasks
-from trappm.cluster import ray_runtime
+from trappm.cluster import profiles, ray_runtime
 from trappm.cluster.actors.learner import LearnerHandle
 from trappm.cluster.campaign.ownership import runs
 from trappm.cluster.launch import _follow, order_stop
 from trappm.profiler.errors import TrappmError
 from trappm.profiler.records import QUICK
+from trappm.profiler.trace_cache import Refusal, TraceKey, entry_to_bytes
 from trappm.store import CampaignState, Store
 
 
@@ -62,15 +62,17 @@ def calm(url):
         return play(url, spec(60))
 
 
-def profiles_made(url):
-    """Where profiles are made: beside a head that measures nothing, and without such a node."""
+def steps_traced(url):
+    """Where steps are traced: beside a head that measures nothing, and without such a node."""
 
-    def where(job):
+    def where(key):
         time.sleep(0.5)  # long enough for Ray to spread them
-        return [ray.get_runtime_context().get_node_id()]
+        return entry_to_bytes(Refusal(ray.get_runtime_context().get_node_id())), True
 
     def hosts():
-        return set(profile_tasks._each(where, range(6), lambda job: ([], [])))
+        keys = [TraceKey("test_resnet", size) for size in range(6)]
+        with mock.patch.dict(vars(profiles), _trace_to_bytes=where):
+            return {traced.refusal for traced in profiles.trace_on_ray(keys)}
 
     with emulated([("A100", 1), ("V100", 1)]) as made:
         on_head = hosts() == {made.head_node.node_id}
@@ -206,15 +208,16 @@ def campaign_node_lost_with_postgresql(_url):
         return campaign_node_lost(url)
 
 
-def gpus_while_profiling(url):
-    """How many GPUs are free while the pool is profiled and its steps are traced."""
+def gpus_while_tracing(url):
+    """How many GPUs are free while the steps of the pool are traced."""
     free = []
 
     class Pool(MadeUpPool):
-        def profile(self, pairs):
-            yield from super().profile(pairs)
-            time.sleep(3.0)
-            free.append(ray.available_resources().get("GPU", 0))
+        def trace(self, keys):
+            yield from super().trace(keys)
+            if keys:
+                time.sleep(3.0)
+                free.append(ray.available_resources().get("GPU", 0))
 
     with emulated(NODES), mock.patch.dict(vars(emulated_cluster), MadeUpPool=Pool):
         return play(url, spec(60)) | {"free": free}
@@ -242,9 +245,9 @@ def paused_and_resumed_at_once(url):
 
 
 SCENARIOS = {f.__name__: f for f in (
-    calm, profiles_made, node_comes_late, autoscaled_from_nothing, autoscaled_with_a_broken_node,
+    calm, steps_traced, node_comes_late, autoscaled_from_nothing, autoscaled_with_a_broken_node,
     node_out_of_order, node_lost, worker_frozen, learner_killed, campaign_killed,
-    campaign_node_lost, campaign_node_lost_with_postgresql, gpus_while_profiling,
+    campaign_node_lost, campaign_node_lost_with_postgresql, gpus_while_tracing,
     paused_and_resumed_at_once, database_away, restarted_during_an_outage, two_hosts,
 )}  # fmt: skip
 

@@ -47,8 +47,8 @@ def test_every_gpu_of_every_node_has_a_worker(play):
     assert report["hosts"] == 3
 
 
-def test_profiles_are_made_on_nodes_that_do_not_measure(play):
-    report = play("profiles_made")
+def test_steps_are_traced_on_nodes_that_do_not_measure(play):
+    report = play("steps_traced")
     assert report["on_head"]
     assert report["anywhere"] >= 1
 
@@ -126,11 +126,11 @@ def test_with_postgresql_a_campaign_moves_when_its_node_is_killed(play):
     assert report["error"] is None
     moved = [message for kind, message in report["events"] if "its node is gone" in message]
     assert len(moved) == 1
-    assert "encoder and step profiles are made again" in moved[0]
+    assert "the encoder is made again" in moved[0]
 
 
-def test_gpus_are_free_until_the_pool_is_profiled(play):
-    report = play("gpus_while_profiling")
+def test_gpus_are_free_until_the_pool_is_traced(play):
+    report = play("gpus_while_tracing")
     assert is_whole(report)
     assert report["free"] == [4]
 
