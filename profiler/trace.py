@@ -1,4 +1,4 @@
-"""`trace`: what a step of a model does, without running it.
+"""`trace` follows a step of a model without running it.
 
 name or module + inputs + settings + phase ----> graph, allocations and kernels of the step
 """
@@ -82,7 +82,7 @@ def _inputs(model: str | nn.Module, inputs: int | Inputs) -> Inputs:
 
 @dataclass(frozen=True)
 class _Step:
-    """What is traced, in any settings and at any batch sizes."""
+    """A step to trace, in any settings and at any batch sizes."""
 
     model: str | nn.Module
     inputs: Inputs

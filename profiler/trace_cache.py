@@ -31,7 +31,7 @@ _REFUSED = b"refused\n"
 
 
 class TraceKey(NamedTuple):
-    """What a traced step depends on, besides the versions of the libraries."""
+    """A model and the way its step is run; the versions of the libraries come on top."""
 
     model: str
     """Name of an architecture, or the content of a file."""

@@ -29,7 +29,7 @@ _QUANTIZED = re.compile(r"QuantizeLinear$|QLinear|ConvInteger$|MatMulInteger$|^c
 
 
 class TraceSettings(NamedTuple):
-    """What a trace depends on besides the model, its inputs and the phase."""
+    """Settings of a step on which its trace depends."""
 
     precision: Precision = Precision.FP32
     """Types under autocast; with `bf16`, parameters and inputs have that type."""
@@ -48,7 +48,7 @@ class TraceSettings(NamedTuple):
 
 
 class TraceSource(enum.StrEnum):
-    """Model whose step was traced."""
+    """Origin of a trace."""
 
     TRACED = "traced"
     """The model itself."""
@@ -88,7 +88,7 @@ class Trace:
     """Why it holds for a single batch size, or empty."""
     source: TraceSource = TraceSource.TRACED
     remark: str | None = None
-    """What the trace leaves out or assumes, or None."""
+    """Parts that the trace leaves out, or values that it assumes; None if there are none."""
     origins: Sequence[Origin] = ()
     """Origin of each block of the allocations, if they were asked for."""
 

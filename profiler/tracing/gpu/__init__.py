@@ -1,1 +1,1 @@
-"""What a GPU does otherwise than the meta device, by subject."""
+"""Differences between a GPU and the meta device, by subject."""

@@ -33,9 +33,10 @@ _original.__kwdefaults__ = FLEX_ATTENTION.__kwdefaults__
 
 def _overridable(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
     """Ask the function modes of this thread; its globals are those of PyTorch's module."""
-    from trappm.profiler.tracing.gpu.flex_attention import ask_modes
+    from importlib import import_module
 
-    return ask_modes(query, key, value, *args, **kwargs)
+    ours = import_module("trappm.profiler.tracing.gpu.flex_attention")
+    return ours.ask_modes(query, key, value, *args, **kwargs)
 
 
 OVERRIDABLE = {FLEX_ATTENTION: {"__code__": _overridable.__code__}}
