@@ -126,7 +126,8 @@ AT_ONCE = 4
 def server(tmp_path_factory):
     """A process that serves, and its port; what it says stands in a file."""
     folder = tmp_path_factory.mktemp("served")
-    command = [sys.executable, "-c", "from trappm.cli import main; main()", "serve", "--port", "0"]
+    command = [sys.executable, "-c", "from trappm.cli import main; main()", "serve", "--port", "0",
+               "--timeout", "900"]  # fmt: skip
     environment = {**os.environ, "TRAPPM_HOME": str(folder), "PYTHONUNBUFFERED": "1"}
     with (
         (folder / "stderr").open("w") as stderr,
@@ -149,7 +150,7 @@ def uploaded(port, content):
         head.format("question", "").encode(), b'{"device": "a100"}\r\n--x--\r\n',
     ))  # fmt: skip
     while True:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=900)
         headers = {"Content-Type": "multipart/form-data; boundary=x"}
         connection.request("POST", "/v1/predict/upload", form, headers)
         response = connection.getresponse()
