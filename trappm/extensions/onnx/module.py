@@ -85,6 +85,8 @@ class RebuiltModule(nn.Module):
             turned = key in factors and len(kind[1]) == 2
             self._add(attribute, kind, turned, key in model.parameters, key in model.quantized)
             attribute_of[key] = attribute + (".t" if turned else "")
+        # Files leave out the counts of batches, which each norm of PyTorch increases.
+        self.register_buffer("batches", torch.empty((), dtype=torch.int64, device="meta"))
         dialect = Dialect(list(model.source.opset_import), model.source.ir_version)
         operations = put_together(
             list(_folded(model.operations, constants, dialect.version(""))),
@@ -170,6 +172,8 @@ class RebuiltModule(nn.Module):
             raise UnsupportedModelError(f"the operator {operator} cannot be rebuilt")
         opset = self._program.dialect.version("")
         call = Call(operator, inputs, operation.attributes, len(names), opset, self.training)
+        if operator == "BatchNormalization" and self.training:
+            self.batches.add_(1)
         try:
             result = FUNCTIONS[operator](call)
         except TrappmError:
