@@ -23,7 +23,7 @@ from torch.onnx import symbolic_helper
 from torch.onnx.utils import register_custom_op_symbolic, unregister_custom_op_symbolic
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trappm.profiler.errors import TrappmError
+from trappm.profiler.errors import TrappmError, UnsupportedModelError
 from trappm.profiler.records import GraphTemplate, Phase
 
 OPSET = 17
@@ -80,7 +80,7 @@ def file_graph(
 
     made = file_trace(path, input_size, phase=Phase.INFER, batch_size=batch_size)
     if made.graph is None:
-        raise TrappmError(made.refusal)
+        raise UnsupportedModelError(made.refusal or "")
     return made.graph
 
 
