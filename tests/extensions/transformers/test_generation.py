@@ -103,7 +103,7 @@ def test_eager_attention_has_a_slower_prefill_than_fused(device):
 
 def test_embedding_reads_only_its_rows():
     decoder = Decoder("hf:llama-2-7b", 64, 1, Precision.BF16)
-    table = decoder.decode(10).kernels
+    table = decoder.decode(10).kernels.table
     rows = table.kinds == KernelKind.INDEX
     assert rows.any()
     assert (table.sizes_at(1)[rows, Size.READ_BYTES] < 1e6).all()

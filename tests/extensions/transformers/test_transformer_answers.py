@@ -141,8 +141,8 @@ def test_slower_hosts_and_slower_products_make_slower_steps(card):
     others, _ = known_of_others()
     assert times is not None
     spec = spec_of(card)
-    step = subject_of("hf:gpt2-mini", sequence_length=128).step(
-        StepSettings(Precision.BF16, MemoryFormat.CONTIGUOUS, Optimizer.ADAM)
+    step = subject_of("hf:gpt2-mini", sequence_length=128).trace(
+        StepSettings(Precision.BF16, MemoryFormat.CONTIGUOUS, Optimizer.ADAM), Phase.TRAIN
     )
     workload = Workload(
         graph=Graph.empty(2), phase=Phase.TRAIN, optimizer=Optimizer.ADAM, kernels=step.kernels
