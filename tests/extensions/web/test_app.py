@@ -295,7 +295,9 @@ def test_the_schema_describes_the_questions(server):
     assert set(upload) == {"multipart/form-data"}
     fields = set(schema["components"]["schemas"]["Question"]["properties"])
     arguments = set(inspect.signature(trappm.predict).parameters)
-    of_python = {"example_input", "targets", "loss", "labels", "sequence_length"}
+    of_python = {
+        "example_input", "targets", "loss", "labels", "sequence_length", "trace_seconds",
+    }  # fmt: skip
     assert fields == arguments - of_python | {"devices", "breakdown_depth"}
     assert ServingSettings().token is None
 
