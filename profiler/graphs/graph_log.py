@@ -92,6 +92,8 @@ class GraphLog:
             raise self._refusal
         results = [t for t in tree_leaves(output) if isinstance(t, Tensor)]
         outputs = [value for value in map(self._value, results) if value.depends]
+        # A loss that the model computes, as of labels among its inputs, is not part of the model.
+        outputs = [value for value in outputs if value.shape] or outputs
         if all(value.producer is None for value in outputs):
             raise UnsupportedModelError("no output depends on the inputs, but as a copy")
         for value in () if self._at_one_batch else outputs:
