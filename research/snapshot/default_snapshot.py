@@ -9,6 +9,7 @@ labels. Missing traces are stored in TRAPPM_HOME. Equal labels and seeds give eq
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -59,11 +60,11 @@ from trappm.learner.physics.power.power_prior import LEARNED_FROM as POWER_LEARN
 from trappm.learner.physics.prior import Prior
 from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.snapshots.manifest import MANIFEST
-from trappm.learner.snapshots.snapshot import SnapshotInfo, save_snapshot
+from trappm.learner.snapshots.snapshot import SnapshotInfo, load_snapshot, save_snapshot
 from trappm.learner.workload import TrainingLabel
 from trappm.prediction.snapshot_choice import SHIPPED
 from trappm.profiler.devices.catalogue import card_name
-from trappm.profiler.errors import TrappmError
+from trappm.profiler.errors import InputError, TrappmError
 from trappm.profiler.records import METRICS, Graph, Measurement, Phase, StepSettings, is_cpu_device
 from trappm.store import Home
 
@@ -141,8 +142,14 @@ def _source(measurement: Measurement) -> str:
     return str(measurement.environment.get("source", own))
 
 
-def publish(trained: Sequence[Trained], registry: Path) -> SnapshotInfo:
-    """Publish all heads as one snapshot, with the constants of other cards."""
+def publish(trained: Sequence[Trained], registry: Path, kept: Path | None = None) -> SnapshotInfo:
+    """Publish all heads as one snapshot, with the constants of other cards.
+
+    Args:
+        trained: Heads of all sheets, or of some.
+        registry: Folder of snapshots.
+        kept: Snapshot that has the heads of the others; None without others.
+    """
     others, others_sources = known_of_others()
     others_sources += [
         {"metric": "power_w", "for": OTHERS, "file": file, "source": source, "licence": licence,
@@ -151,7 +158,9 @@ def publish(trained: Sequence[Trained], registry: Path) -> SnapshotInfo:
     ]  # fmt: skip
     heads: dict[str, dict[Phase, TrainedHeads]] = {}
     errors: dict[str, Any] = {}
-    labels: list[TrainingLabel] = []
+    sources: list[Mapping[str, Any]] = []
+    if kept is not None:
+        heads, errors, sources = _kept(kept, [part.sheet for part in trained])
     for part in trained:
         sheet = part.sheet
         for phase in sheet.phases:
@@ -167,7 +176,12 @@ def publish(trained: Sequence[Trained], registry: Path) -> SnapshotInfo:
                 },
                 "reliability": part.errors[phase].get("reliability"),
             }
-        labels += [_label(m, sheet) for m in part.measurements]
+    labels = [
+        _label(measurement, sheet)
+        for sheet in SHEETS
+        for of_file in sheet.labels(data_folder()).values()
+        for measurement in of_file
+    ]
     return save_snapshot(
         registry,
         others=others,
@@ -182,11 +196,44 @@ def publish(trained: Sequence[Trained], registry: Path) -> SnapshotInfo:
             "cards": _cards(),
             "label_counts": dict(Counter(label.provenance for label in labels)),
             "sources": [
+                *sources,
                 *(source for part in trained for source in _sources(part)),
                 *others_sources,
             ],
         },
     )
+
+
+def _kept(
+    folder: Path, replaced: Sequence[Sheet]
+) -> tuple[dict[str, dict[Phase, TrainedHeads]], dict[str, Any], list[Mapping[str, Any]]]:
+    """Return heads, errors and sources of a snapshot without those of some sheets.
+
+    Raises:
+        TrappmError: Heads of a sheet are one set with those of another sheet, which is kept.
+    """
+    snapshot, manifest = load_snapshot(folder), json.loads((folder / MANIFEST).read_bytes())
+    gone = {(sheet.device, phase.value) for sheet in replaced for phase in sheet.phases}
+    shared = [s for s in SHEETS if s not in replaced and gone & {(s.device, p) for p in s.phases}]
+    if shared:
+        raise TrappmError(f"train {shared[0].files[0]} as well; it shares a set of heads")
+    heads: dict[str, dict[Phase, TrainedHeads]] = {}
+    errors: dict[str, Any] = {}
+    for device, phases in manifest["heads"].items():
+        for phase in phases:
+            if (device, phase) not in gone:
+                of_device = heads.setdefault(device, {})
+                of_device[Phase(phase)] = snapshot.trained(device, Phase(phase))
+                errors.setdefault(device, {})[phase] = manifest["errors"][device][phase]
+    devices = {sheet.device for sheet in replaced}
+    sources = [
+        row
+        for row in manifest["sources"]
+        if "device" in row
+        and (row["device"], row.get("phase")) not in gone
+        and ("phase" in row or row["device"] not in devices)
+    ]
+    return heads, errors, sources
 
 
 def _trained_heads(part: Trained, phase: Phase) -> TrainedHeads:
@@ -303,10 +350,18 @@ def _cards() -> dict[str, str]:
 def main(
     processes: Processes = CORES,
     to: Annotated[Path, typer.Option(help="Folder to write; it is replaced.")] = SHIPPED,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="Sheet whose head alone is trained, by its first file; may be repeated."),
+    ] = None,
 ) -> None:
-    """Train all heads and write the snapshot."""
-    trained = [train(sheet, data_folder(), processes) for sheet in SHEETS]
-    info = publish(trained, Home.open().path / "shipping")
+    """Train the heads and write the snapshot; with --only, the others stay as they ship."""
+    sheets = [sheet for sheet in SHEETS if only is None or sheet.files[0] in only]
+    if not sheets:
+        raise InputError(f"no sheet begins with {only}; name one of research/snapshot")
+    trained = [train(sheet, data_folder(), processes) for sheet in sheets]
+    kept = SHIPPED if only else None
+    info = publish(trained, Home.open().path / "shipping", kept)
     shutil.rmtree(to, ignore_errors=True)
     shutil.copytree(info.folder, to)
     total = sum(path.stat().st_size for path in to.iterdir())
