@@ -45,13 +45,21 @@ def _python(code: str) -> str:
     return done.stdout
 
 
+def _loaded(module: str) -> set[str]:
+    return set(
+        json.loads(_python(f"import json, sys, {module}; print(json.dumps([*sys.modules]))"))
+    )
+
+
+def test_heads_predict_without_scipy():
+    assert "scipy" not in _loaded("trappm.prediction.answering")
+
+
 @pytest.mark.parametrize(
     "module", ["trappm", "trappm.profiler.records", "trappm.profiler.errors", "trappm.store"]
 )
 def test_quick_imports_load_nothing_heavy(module):
-    loaded = set(
-        json.loads(_python(f"import json, sys, {module}; print(json.dumps([*sys.modules]))"))
-    )
+    loaded = _loaded(module)
     heavy = {
         "torch", "timm", "torchvision", "torch_geometric", "onnx", "onnx_tool", "ray", "pandas",
         "fastapi", "pydantic",

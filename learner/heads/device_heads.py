@@ -131,6 +131,10 @@ class Heads:
     def needs_kernels(self) -> bool:
         return any(isinstance(head.prior, _NEED_KERNELS) for head in self.heads.values())
 
+    def only(self, metric: str) -> Self:
+        """Return the head of one metric alone."""
+        return replace(self, heads={metric: self.heads[metric]})
+
     def predict(self, workloads: Sequence[Workload]) -> Predictions:
         """Predict the metrics that all workloads have what it takes for."""
         heads = {
@@ -138,7 +142,8 @@ class Heads:
             for metric in self.metrics
             if all(_is_for(self.heads[metric], workload) for workload in workloads)
         }
-        estimates = [head.predict(workloads) for head in heads.values()]
+        with _ONE_THREAD.held():  # threads that wait for each other take longer than the products
+            estimates = [head.predict(workloads) for head in heads.values()]
         return predictions_of(tuple(heads), estimates, len(workloads))
 
     def out_of_memory(self, workloads: Sequence[Workload], capacity_mib: float) -> Array:

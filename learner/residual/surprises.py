@@ -15,7 +15,6 @@ from typing import Self
 
 import numpy as np
 import torch
-from scipy.optimize import isotonic_regression  # type: ignore[import-untyped]
 from torch import Tensor
 
 from trappm.learner.estimator import joined_tensors, with_prefix
@@ -76,6 +75,8 @@ class Surprises:
         surprising = known & (errors > THRESHOLD)
         if surprising.sum() < LEAST_SURPRISES:
             return None
+        from scipy.optimize import isotonic_regression  # type: ignore[import-untyped]
+
         truth = surprising.astype(np.float64)
 
         def grown(out: BoolArray) -> Trees:

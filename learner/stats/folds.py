@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import fields
 
 import numpy as np
-from scipy.cluster.vq import kmeans2  # type: ignore[import-untyped]
 
 from trappm.learner.workload import Array, IntArray, Workload, cached_with_first
 from trappm.profiler.models.known_names import model_of
@@ -96,6 +95,8 @@ def cluster_folds(
     count = min(count, len(np.unique(middles, axis=0)))
     if count == 1:
         return np.zeros(len(groups), np.int64)
+    from scipy.cluster.vq import kmeans2  # type: ignore[import-untyped]
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # an empty cluster keeps its center
         _, clusters = kmeans2(middles, count, iter=30, minit="++", seed=generator)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from scipy.optimize import least_squares  # type: ignore[import-untyped]
 
 from trappm.learner.workload import Array, BoolArray
 
@@ -63,6 +62,8 @@ def map_fit(
         least_scale: Smallest scale of the errors; equal to the largest, it is known.
         weights: Number of labels that each error stands for (n; default: 1).
     """
+    from scipy.optimize import least_squares  # type: ignore[import-untyped]
+
     degrees, identity = DEGREES_OF_FREEDOM, np.eye(len(start))
     count = len(is_value)
     counts = np.ones(count) if weights is None else weights

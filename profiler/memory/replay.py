@@ -120,7 +120,7 @@ def simulate_memory(
         raise InputError(f"batch size is {batch_size}; it must be 1 or more")
     plain = _replay(allocations, batch_size, loop, {})
     scratch = plain
-    if workspace_share:
+    if workspace_share and (allocations.kinds == Event.WORKSPACE).any():
         scratch = _replay(allocations, batch_size, loop, workspace_share)
     reserved, reserved_with_workspace = plain.peak_reserved, scratch.peak_reserved
     limit = None if limit_mib is None else int(limit_mib * MIB_UNITS)

@@ -11,10 +11,9 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import ndtr  # type: ignore[import-untyped]
 
 from trappm.learner.heads.device_heads import Heads
-from trappm.learner.heads.predictions import Z90, Predictions
+from trappm.learner.heads.predictions import Z90, DeviceHeads, Predictions
 from trappm.learner.physics.compiled_step import (
     MEMORY_BELOW_90,
     PARTS,
@@ -29,6 +28,7 @@ from trappm.prediction.device_names import device_title
 from trappm.prediction.fitting import (
     MemoryInterval,
     largest_batch,
+    largest_batch_of_many,
     limit_of_step_mib,
     simulated_interval,
     simulated_risk,
@@ -224,7 +224,7 @@ def compiled_answer(
     if (memory := known.get("memory_mib")) is not None and eager.capacity_mib is not None:
         deviation = math.log(memory[2] / memory[1]) / (2 * Z90)
         gap = math.log(memory[0] / (USABLE_SHARE * eager.capacity_mib))
-        risk = float(ndtr(gap / deviation))
+        risk = float(_normal_cdf(np.array(gap / deviation)))
     names = (*METRIC_NAMES, "mfu_percent")
     values: dict[str, Any] = {name: known[name][0] if name in known else None for name in names}
     missing = {name: NOT_COMPILED for name in names if name not in known} | dict(without)
@@ -317,12 +317,18 @@ class _Inquiry:
         execution = self._question.execution
         return self._settings._replace(optimizer=optimizer, execution=execution)
 
-    def predict(self, workloads: Sequence[Workload]) -> Predictions:
+    def predict(
+        self, workloads: Sequence[Workload], heads: DeviceHeads | None = None
+    ) -> Predictions:
         """Return what the heads predict of n workloads.
 
         Their memory is simulated where no label is of a step like them.
+
+        Args:
+            workloads: Workloads of this question's model.
+            heads: Some of the heads (default: all).
         """
-        heads = self._trained.heads
+        heads = heads or self._trained.heads
         output = self._snapshot.predict(workloads, self.device, self._phase, heads)
         if "memory_mib" not in output.metrics:
             return output
@@ -413,7 +419,7 @@ class _Inquiry:
         if is_simulated.all() and self._log_error is None:
             return simulated_risk(medians_mib, capacity_mib)
         gaps = np.log(medians_mib / (USABLE_SHARE * capacity_mib))
-        normal = np.asarray(ndtr(gaps / output.log_std[:, at]))  # of the logarithm
+        normal = _normal_cdf(gaps / output.log_std[:, at])  # of the logarithm
         if not isinstance(heads, Heads) or self._loop_factors(workloads) is not None:
             return normal
         return np.where(is_simulated, normal, heads.out_of_memory(workloads, capacity_mib))
@@ -764,14 +770,23 @@ class _Inquiry:
         known = _LARGEST.setdefault(self._subject, {})
         key = (self._snapshot.id, self.device, self._phase, self._settings, self._loop)
         if key not in known:
-            known[key] = largest_batch(self._memory, capacity_mib)
+            known[key] = largest_batch_of_many(self._memories, capacity_mib)
         return known[key]
 
-    def _memory(self, batch_size: int) -> MemoryInterval:
-        """Return the predicted memory of the step at a batch size."""
-        return MemoryInterval(
-            *_interval(self.predict([self._workload(batch_size)]), 0, "memory_mib")
-        )
+    def _memories(self, batch_sizes: Sequence[int]) -> list[MemoryInterval]:
+        """Return the predicted memory of the step at each batch size."""
+        heads = self._trained.heads
+        if isinstance(heads, Heads):
+            heads = heads.only("memory_mib")
+        output = self.predict([self._workload(size) for size in batch_sizes], heads)
+        rows = range(len(batch_sizes))
+        return [MemoryInterval(*_interval(output, row, "memory_mib")) for row in rows]
+
+
+def _normal_cdf(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return the standard normal distribution function (n), accurate in its tails, too."""
+    erfc = np.vectorize(math.erfc, otypes=[np.float64])
+    return np.asarray(0.5 * erfc(-values / math.sqrt(2)))
 
 
 def _scaled(eager: Interval, log_ratio: float, log_error: float) -> Interval:

@@ -11,7 +11,7 @@ comes from its simulated memory and the errors of the simulation on cards withou
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from math import exp
 from typing import TYPE_CHECKING, NamedTuple
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 LARGEST_BATCH = 65_536
 """Upper end of the search for the largest batch."""
+_FIRST_SIZES = 1, 64
+"""Batch sizes that others are interpolated from at first (round numbers)."""
 _MIB_PER_GIB = 1024
 
 
@@ -120,6 +122,45 @@ def largest_batch(memory: Callable[[int], MemoryInterval], capacity_mib: float) 
         middle = (fitting + beyond) // 2
         fitting, beyond = (middle, beyond) if fits(middle) else (fitting, middle)
     return min(fitting, LARGEST_BATCH)
+
+
+def largest_batch_of_many(
+    memories: Callable[[Sequence[int]], Sequence[MemoryInterval]], capacity_mib: float
+) -> int:
+    """Return the same as `largest_batch` from few predictions of many batch sizes each.
+
+    The search is repeated on memories that are interpolated where they are unknown. What it needed
+    is predicted together, until all of it is known.
+
+    Args:
+        memories: Returns the memory of the step at each of several batch sizes.
+        capacity_mib: Memory of the device.
+    """
+    known: dict[int, MemoryInterval] = {}
+    unknown, largest = [*_FIRST_SIZES], 0
+
+    def memory(size: int) -> MemoryInterval:
+        if size in known:
+            return known[size]
+        unknown.append(size)
+        return _interpolated(known, size)
+
+    while unknown:
+        known.update(zip(unknown, memories(unknown), strict=True))
+        unknown.clear()
+        largest = largest_batch(memory, capacity_mib)
+    return largest
+
+
+def _interpolated(known: Mapping[int, MemoryInterval], size: int) -> MemoryInterval:
+    """Return the memory on the line through batch size 1 and the nearest of the other known ones.
+
+    Not the two nearest ones: they can be so close that steps of the allocator hide the slope.
+    """
+    nearest = min(known.keys() - {1}, key=lambda other: abs(other - size))
+    share = (size - 1) / (nearest - 1)
+    both = zip(known[1], known[nearest], strict=True)
+    return MemoryInterval(*(first + share * (value - first) for first, value in both))
 
 
 def simulated_interval(simulated_mib: float, log_error: float | None = None) -> MemoryInterval:

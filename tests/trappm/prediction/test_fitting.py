@@ -9,9 +9,16 @@ from hypothesis import strategies as st
 from snapshot_samples import graphs, hasty_encoder, snapshot_of, trained
 
 import trappm
+from trappm.learner.heads.device_heads import Heads
 from trappm.learner.paper.presets import LAPTOP
 from trappm.prediction.device_names import OWN
-from trappm.prediction.fitting import LARGEST_BATCH, MemoryInterval, Verdict, largest_batch
+from trappm.prediction.fitting import (
+    LARGEST_BATCH,
+    MemoryInterval,
+    Verdict,
+    largest_batch,
+    largest_batch_of_many,
+)
 from trappm.profiler.devices.catalogue import USABLE_SHARE
 
 
@@ -28,6 +35,42 @@ def test_the_largest_batch_is_the_last_whose_upper_bound_fits(fixed, per_sample,
     usable = USABLE_SHARE * capacity
     assert largest == 0 or memory(largest).high_mib <= usable
     assert largest == LARGEST_BATCH or memory(largest + 1).high_mib > usable
+
+
+@given(
+    fixed=st.floats(1, 5000), per_sample=st.floats(0.01, 500), above=st.floats(1, 2),
+    capacity=st.floats(500, 200_000), roughness=st.floats(0, 0.2), seed=st.integers(0, 99),
+)  # fmt: skip
+def test_many_batch_sizes_at_once_find_the_same_largest_batch(
+    fixed, per_sample, above, capacity, roughness, seed
+):
+    def memory(size):
+        noise = np.random.default_rng((seed, size)).uniform(-roughness, roughness)
+        median = (fixed + per_sample * size) * (1 + noise)
+        return MemoryInterval(median, median / above, median * above)
+
+    together = largest_batch_of_many(lambda sizes: [*map(memory, sizes)], capacity)
+    assert together == largest_batch(memory, capacity)
+
+
+@pytest.mark.parametrize("device", ["a100", "gtx1650"])
+@pytest.mark.parametrize("model", ["test_resnet", "test_convnext"])
+def test_the_largest_batch_is_found_in_few_evaluations_of_the_heads(model, device, monkeypatch):
+    evaluated, predict = [], Heads.predict
+
+    def counted(heads, workloads):
+        evaluated.append(len(workloads))
+        return predict(heads, workloads)
+
+    monkeypatch.setattr(Heads, "predict", counted)
+    asked = {"device": device, "phase": "train", "input_size": 224}
+    answer = trappm.predict(model, **asked, batch_size=3)
+    assert len(evaluated) <= 7
+
+    def memory(size):
+        return trappm.predict(model, **asked, batch_size=size).memory
+
+    assert answer.largest_batch == largest_batch(memory, answer.capacity_mib)
 
 
 @pytest.mark.parametrize(
