@@ -64,6 +64,9 @@ class RebuiltModule(nn.Module):
         name: Name for messages.
     """
 
+    batches: Tensor
+    """Number of batches that norms have seen."""
+
     def __init__(self, model: CheckedModel, name: str = "the file") -> None:
         super().__init__()
         self._name = name
