@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 from trappm.cluster.ray_runtime import first_line, off_measuring_nodes
 from trappm.profiler.errors import (
     CampaignError,
-    UnknownArchitectureError,
+    InputError,
     UnsupportedModelError,
+    is_of_this_machine,
     one_line,
 )
 from trappm.profiler.host.forks import forget_secrets
@@ -89,8 +90,10 @@ def trace_of(key: TraceKey) -> Traced:
         with limited_cpu_time():
             assert key.input_size is not None  # noqa: S101  (of names)
             return Traced(key, trace(key.model, key.input_size, key.settings, key.phase))
-    except (UnsupportedModelError, UnknownArchitectureError, TooLongError) as error:
+    except TooLongError as error:
         return Traced(key, Refusal(str(error)))
+    except (UnsupportedModelError, InputError) as error:
+        return Traced(key, Refusal(str(error)), is_final=not is_of_this_machine(error))
     except Exception as error:  # a model's own code may raise anything
         return Traced(key, Refusal(one_line(error)), is_final=False)
 

@@ -62,6 +62,16 @@ class CampaignError(TrappmError):
     """A campaign that cannot start, continue or be found."""
 
 
+class MissingLibraryError(InputError):
+    """A library that an optional feature needs and that is not installed."""
+
+
+def is_of_this_machine(error: BaseException) -> bool:
+    """Return whether an error is want of memory, disk or a library, which may pass."""
+    kinds = MemoryError, OSError, ImportError, MissingLibraryError
+    return isinstance(error, kinds) or "DefaultCPUAllocator" in str(error)
+
+
 def one_line(error: BaseException) -> str:
     """Return the first line of an error's message, or the error's class if it has none."""
     if isinstance(error, MemoryError):
@@ -86,12 +96,12 @@ def from_extra(extra: str, need: str) -> Iterator[None]:
         need: What needs it; the beginning of the message.
 
     Raises:
-        InputError: An imported package is not installed.
+        MissingLibraryError: An imported package is not installed.
     """
     try:
         yield
     except ImportError as error:
-        raise InputError(
+        raise MissingLibraryError(
             f"{need} needs more than is installed ({one_line(error)}); install it with: "
             f"pip install 'trappm[{extra}]'"
         ) from error

@@ -5,6 +5,7 @@ name or module + inputs + settings + phase ----> graph, allocations and kernels 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -16,11 +17,13 @@ from trappm.profiler.errors import (
     UnevenSizesError,
     UnsupportedModelError,
 )
+from trappm.profiler.host.caller_state import independent_of_caller
 from trappm.profiler.models.model_input import ExampleInputs, Inputs, Sample
 from trappm.profiler.models.on_meta import on_meta
 from trappm.profiler.models.sources import source_of
 from trappm.profiler.records import Execution, MemoryFormat, Phase
 from trappm.profiler.records.allocations import TRACED_BATCH_SIZES
+from trappm.profiler.records.kernels import KernelTable
 from trappm.profiler.records.trace import Trace, TraceSettings, TraceSource
 from trappm.profiler.tracing.fusion import prefers_channels_last
 from trappm.profiler.tracing.losses import Loss, default_loss
@@ -30,6 +33,7 @@ ONLY_BATCH = "the file has this one only; export it with a dynamic batch axis"
 BY_VALUES = "its operators depend on the values of its inputs"
 
 
+@independent_of_caller
 def trace(
     model: str | nn.Module,
     inputs: int | Inputs,
@@ -66,12 +70,11 @@ def trace(
         return made
     if made.source is TraceSource.RUN:
         raise UnsupportedModelError(f"{BY_VALUES}, so parts of it run in eager")
+    layouts = [settings]
     if prefers_channels_last(made.kernels.table, phase):
-        settings = settings._replace(memory_format=MemoryFormat.CHANNELS_LAST)
+        layouts.insert(0, settings._replace(memory_format=MemoryFormat.CHANNELS_LAST))
     sizes = TRACED_BATCH_SIZES if made.batch_size is None else (made.batch_size,) * 2
-    fused = step.at(settings, sizes).kernels
-    table = made.kernels.table if fused is None else fused.table
-    return replace(made, kernels=replace(made.kernels, table=table))
+    return replace(made, kernels=replace(made.kernels, table=step.fused(layouts, sizes)))
 
 
 def _inputs(model: str | nn.Module, inputs: int | Inputs) -> Inputs:
@@ -110,6 +113,24 @@ class _Step:
             is_named=isinstance(self.model, str),
         ).trace()
 
+    def fused(self, layouts: Sequence[TraceSettings], batch_sizes: tuple[int, int]) -> KernelTable:
+        """Return the kernels under `torch.compile`, in the first of the layouts that runs.
+
+        Raises:
+            UnsupportedModelError: None does.
+        """
+        why = ""
+        for settings in layouts:
+            try:
+                made = self.at(settings, batch_sizes)
+            except UnsupportedModelError as error:
+                why = str(error)
+                continue
+            if made.kernels is not None:
+                return made.kernels.table
+            why = made.refusal or ""
+        raise UnsupportedModelError(why)
+
     def traced(self, settings: TraceSettings, batch_size: int | None) -> Trace:
         """Return the step at all batch sizes, or else at this one."""
         if (only := self.inputs.only_batch_size) is not None:
@@ -128,6 +149,8 @@ class _Step:
         except UnsupportedModelError:
             if at_all is None:
                 raise
+            return at_all
+        if at_all is not None and at_one.allocations is None:
             return at_all
         return replace(at_one, only_because=at_one.only_because or _why_alone(why))
 

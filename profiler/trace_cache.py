@@ -17,7 +17,7 @@ from typing import NamedTuple, Self
 
 from trappm.profiler.errors import TrappmError
 from trappm.profiler.files.whole_file import made_whole
-from trappm.profiler.host.environment import library_versions
+from trappm.profiler.host.environment import library_versions, uses_fused_attention
 from trappm.profiler.models.known_names import content_of
 from trappm.profiler.records import Configuration, Phase
 from trappm.profiler.records.trace import TRACE_VERSION, Trace, TraceSettings
@@ -49,13 +49,14 @@ class TraceKey(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """32 hexadecimal digits of the key, of the libraries' versions and of the tracer's.
+        """32 hexadecimal digits of the key, of the libraries and of the tracer's version.
 
         Raises:
             InputError: There is no such model.
         """
         model = self.model if self.model.startswith(CONTENT) else content_of(self.model)
-        parts = TRACE_VERSION, library_versions(), model, self.input_size, *self.settings
+        libraries = library_versions(), uses_fused_attention()
+        parts = TRACE_VERSION, *libraries, model, self.input_size, *self.settings
         text = repr((*map(str, parts), str(self.phase)))
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 

@@ -89,6 +89,8 @@ class SqlTraces(Repository, TraceCache):
         sizes = select(row.digest, newer.label("bytes")).subquery()
         too_old = select(sizes.c.digest).where(sizes.c.bytes > self._max_bytes)
         session.execute(delete(row).where(row.digest.in_(too_old)))
+        used = select(row.graph_hash).where(row.graph_hash.is_not(None))
+        session.execute(delete(GraphRow).where(GraphRow.content_hash.not_in(used)))
 
     @reading
     def missing(self, session: Session, keys: Collection[TraceKey]) -> list[TraceKey]:

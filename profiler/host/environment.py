@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import subprocess
+import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cache
@@ -160,6 +161,17 @@ LIBRARIES = ("torch", "timm", "torchvision", "transformers", "peft", "onnx")
 def library_versions() -> tuple[str | None, ...]:
     """Return the versions of `LIBRARIES`; None for one that is not installed."""
     return tuple(map(_version, LIBRARIES))
+
+
+def uses_fused_attention() -> bool:
+    """Return whether models of timm that are built now call PyTorch's fused attention.
+
+    By its switch in this process, or by its environment variable if it is not imported.
+    """
+    config = sys.modules.get("timm.layers.config")
+    if config is not None:
+        return bool(config._USE_FUSED_ATTN)
+    return os.environ.get("TIMM_FUSED_ATTN", "1") != "0"
 
 
 def _version(distribution: str) -> str | None:

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Protocol, cast
 
-from trappm.profiler.errors import InputError, UnknownArchitectureError
+from trappm.profiler.errors import MissingLibraryError, UnknownArchitectureError
 from trappm.profiler.extensions import extension_modules
 from trappm.profiler.records import unit_by_name
 from trappm.profiler.text import nearest
@@ -87,7 +87,7 @@ def names_of(architecture: str) -> ModelNames:
     prefix, known = _prefix(architecture), _prefixes()
     if prefix not in known:
         others = f", or a name with the prefix {', '.join(known)}" if known else ""
-        raise InputError(
+        raise MissingLibraryError(
             f"{architecture}: no installed extension has models with the prefix {prefix!r}; give a "
             f"timm name such as resnet50{others}"
         )

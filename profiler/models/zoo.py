@@ -13,8 +13,10 @@ from torch import nn
 
 from trappm.profiler.errors import (
     InputError,
+    TrappmError,
     UnknownArchitectureError,
     UnsupportedModelError,
+    is_of_this_machine,
     one_line,
 )
 from trappm.profiler.models.known_names import WILD, unknown_architecture
@@ -107,6 +109,8 @@ def create_model(architecture: str, input_size: int) -> nn.Module:
     try:
         return _build(architecture, options)
     except Exception as error:
+        if is_of_this_machine(error):
+            raise TrappmError(f"{architecture} was not built, try again: {error}") from error
         reason = one_line(error)
         takes_no_size = isinstance(error, TypeError) and "img_size" in reason
         if takes_no_size and input_size == native:

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -29,6 +30,8 @@ NO_UNUSUAL = "The step looks for infinite numbers and NaN; it is taken to find n
 ALL_BOXES = "Non-maximum suppression is taken to keep all boxes."
 _UNIFORM = frozenset(("any", "all", "amax", "amin"))
 """Operators that are not element by element, but return the value of a uniform tensor."""
+_COUNTS = frozenset(("sum", "count_nonzero"))
+"""Operators that count, and so return 0 for a tensor of zeros."""
 _SOFTMAX = (torch.ops.aten._softmax.default, torch.ops.aten._log_softmax.default)
 MAX_ELEMENTS = 1 << 22
 """Largest tensor with known values: masks of a few thousand tokens by as many."""
@@ -83,8 +86,9 @@ class KnownValues:
         """Assume the usual result of a function in `USUAL` for a tensor of unknown values."""
         if not (isinstance(tensor, Tensor) and isinstance(result, Tensor) and result.is_meta):
             return
-        if tensor.is_meta and self.get(tensor) is None:
-            self._uniform[result.untyped_storage()] = USUAL[function]
+        with _disable_current_modes():  # to look at known values is no operator of the step
+            if tensor.is_meta and self.get(tensor) is None:
+                self._uniform[result.untyped_storage()] = USUAL[function]
 
     def forget(self, tensor: Tensor) -> None:
         """Forget the values of a tensor and of its views."""
@@ -97,7 +101,9 @@ class KnownValues:
         if not given or not all(t.untyped_storage() in self._uniform for t in given):
             return None
         name = func._schema.name.removeprefix("aten::") if hasattr(func, "_schema") else ""
-        if name not in _UNIFORM and torch.Tag.pointwise not in getattr(func, "tags", ()):
+        is_count = name in _COUNTS and not any(self._uniform[t.untyped_storage()] for t in given)
+        is_pointwise = torch.Tag.pointwise in getattr(func, "tags", ())
+        if not (name in _UNIFORM or is_count or is_pointwise):
             return None
 
         def one_element(value: Any) -> Any:

@@ -12,7 +12,8 @@ import contextlib
 import gc
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -27,6 +28,7 @@ from trappm.profiler.errors import (
     TrappmError,
     UnevenSizesError,
     UnsupportedModelError,
+    is_of_this_machine,
     one_line,
 )
 from trappm.profiler.graphs.graph_log import GraphLog, needs_values
@@ -117,8 +119,8 @@ class Tracer:
         self._is_named = is_named
         self._graphs: dict[int, Graph | str] = {}
         """Graph of the forward pass by batch size, or why there is none."""
-        self._infers_with_grad = False
-        """True if inference computes a gradient, such as of an energy, so only no_grad applies."""
+        self._infers_in: Callable[[], AbstractContextManager[object]] = torch.inference_mode
+        """Mode of an inference step; of one that computes a gradient, as of an energy, others."""
         self._infers_with_labels = False
         """True if inference needs what only training should, such as labels."""
         self._assumed: set[str] = set()
@@ -272,18 +274,18 @@ class Tracer:
                     inputs = self._inputs
                 return self._record_run(inputs, batch_size)
             except UnsupportedModelError as error:
-                if not self._infers_with_grad and any(word in str(error) for word in _NO_GRAD):
-                    self._infers_with_grad = True
+                wants_gradient = any(word in str(error) for word in _NO_GRAD)
+                if wants_gradient and self._infers_in is not torch.enable_grad:
+                    again = self._infers_in is torch.inference_mode
+                    self._infers_in = torch.no_grad if again else torch.enable_grad
                 elif not self._infers_with_labels and self._inputs.has_labels:
                     self._infers_with_labels = True
                 else:
                     raise
 
-    def _gradients(self) -> contextlib.AbstractContextManager[object]:
+    def _gradients(self) -> AbstractContextManager[object]:
         """Return the mode in which gradients are computed, or are not."""
-        if self._phase is Phase.TRAIN:
-            return torch.enable_grad()
-        return torch.no_grad() if self._infers_with_grad else torch.inference_mode()
+        return torch.enable_grad() if self._phase is Phase.TRAIN else self._infers_in()
 
     def _record_run(self, inputs: Inputs, batch_size: int) -> _Recorded:
         model, settings, original = self._model, self._settings, self._original
@@ -318,9 +320,10 @@ class Tracer:
                     del loss
         except TrappmError:
             raise
-        except (MemoryError, OSError, ImportError) as error:  # not the model's fault
-            raise TrappmError(f"the step was not traced, try again: {one_line(error)}") from error
         except Exception as error:
+            if is_of_this_machine(error):
+                reason = f"the step was not traced, try again: {one_line(error)}"
+                raise TrappmError(reason) from error
             raise _refusal(self._phase, error, recorder.failed) from error
         finally:
             self._assumed |= values.assumed
@@ -430,11 +433,11 @@ def _storage_bytes(tensors: Sequence[Tensor]) -> IntArray:
     return np.array([t.untyped_storage().nbytes() for t in tensors], dtype=np.int64)
 
 
-def _eager() -> contextlib.AbstractContextManager[object]:
+def _eager() -> AbstractContextManager[object]:
     """Run what `torch.compile` made as plain Python, unless dynamo is not even imported."""
     if "torch._dynamo" not in sys.modules:
         return contextlib.nullcontext()
-    stance: contextlib.AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
+    stance: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
     return stance
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from trappm.cluster import profiles
 from trappm.cluster.profiles import steps_of, trace_of
-from trappm.profiler.errors import BatchOrderError, InputError
+from trappm.profiler.errors import BatchOrderError, InputError, MissingLibraryError
 from trappm.profiler.records import Configuration, Phase, Precision
 from trappm.profiler.records.trace import TraceSettings
 from trappm.profiler.trace_cache import Refusal, TraceFolder, TraceKey
@@ -52,7 +52,9 @@ def raising(error):
         (raising(KeyError("aten.new_operator")), "'aten.new_operator'", False),
         (raising(MemoryError()), "more memory than there is", False),
         (raising(OSError(28, "No space left on device")), "No space left on device", False),
-        (raising(InputError("transformers is not installed")), "not installed", False),
+        (raising(MissingLibraryError("transformers is not installed")), "not installed", False),
+        (raising(RuntimeError("DefaultCPUAllocator: can't allocate")), "can't allocate", False),
+        (raising(InputError("takes images of 224 px only")), "224 px only", True),
     ],
 )
 def test_a_refusal_is_final_if_the_model_is_the_reason(

@@ -20,7 +20,7 @@ from trappm.prediction.costs import FILE as PRICES
 from trappm.prediction.prediction import Prediction
 from trappm.profiler.extensions import extension_folders
 from trappm.profiler.files.whole_file import made_whole
-from trappm.profiler.host.environment import data_folder, library_versions
+from trappm.profiler.host.environment import data_folder, library_versions, uses_fused_attention
 
 MAX_ENTRIES = 1000
 MAX_BYTES = 16 << 20
@@ -64,7 +64,13 @@ def _name(identity: object, snapshot: str | Path | None) -> str:
     places = [data_folder() / "snapshots", data_folder() / PRICES]
     if snapshot is not None and (Path(snapshot) / MANIFEST).is_file():
         places.append(Path(snapshot))
-    state = (_code(), library_versions(), [list(_files(place)) for place in places], identity)
+    state = (
+        _code(),
+        library_versions(),
+        uses_fused_attention(),
+        [list(_files(place)) for place in places],
+        identity,
+    )
     return hashlib.sha256(repr(state).encode()).hexdigest()[:32]
 
 

@@ -51,6 +51,8 @@ GUARDS = {
     "of a sum": lambda y: raise_if(torch.isnan(y.sum())),
     "logical": lambda y: raise_if(torch.logical_or(y.isnan(), y.isinf()).any()),
     "one sample": lambda y: raise_if(torch.isnan(y[0]).any()),
+    "number": lambda y: raise_if(torch.isnan(y).sum() > 0),
+    "number of all": lambda y: raise_if((~torch.isfinite(y)).sum().item()),
     "two axes": lambda y: raise_if(y.isnan().any(dim=1).any(dim=0)),
 }
 
@@ -70,6 +72,25 @@ def test_a_guard_against_unusual_numbers_changes_nothing_but_a_remark(guard, pha
 def test_a_branch_on_computed_numbers_is_not_guessed():
     module = classifier(lambda y: raise_if(y.mean() > 1e9))
     assert ask(module).memory_source == "run on the example"
+
+
+def test_a_guard_of_known_numbers_looks_at_them():
+    def body(self, x, mask):
+        raise_if(not torch.isfinite(mask).all())
+        return self.head(x.flatten(1))
+
+    module = Function(body, head=nn.Linear(3072, 10))
+    answer = ask(module, (IMAGES, torch.ones(16, 4, dtype=torch.long)))
+    assert answer.missing == {}
+    assert answer.memory_source == "traced"
+
+
+def test_a_step_by_values_may_have_a_guard():
+    def check(y):
+        raise_if(y.mean() > 1e9)
+        raise_if(torch.isnan(y).any())
+
+    assert ask(classifier(check)).memory_source == "run on the example"
 
 
 def bert():
@@ -132,6 +153,16 @@ class Forces(nn.Module):
             positions = positions.detach().requires_grad_()
             energy = self.body(positions).sum()
             return torch.autograd.grad(energy, positions, create_graph=self.training)[0]
+
+
+def test_inference_with_a_gradient_runs_where_the_caller_computes_gradients():
+    def body(self, positions):
+        positions = positions.detach().requires_grad_()
+        energy = self.head(positions).tanh().sum()
+        return torch.autograd.grad(energy, positions)[0]
+
+    module = Function(body, head=nn.Linear(3, 1))
+    assert ask(module, torch.rand(32, 100, 3), None, phase="infer").missing == {}
 
 
 @pytest.mark.parametrize("phase", ["train", "infer"])

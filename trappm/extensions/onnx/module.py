@@ -88,8 +88,6 @@ class RebuiltModule(nn.Module):
             turned = key in factors and len(kind[1]) == 2
             self._add(attribute, kind, turned, key in model.parameters, key in model.quantized)
             attribute_of[key] = attribute + (".t" if turned else "")
-        # Files leave out the counts of batches, which each norm of PyTorch increases.
-        self.register_buffer("batches", torch.empty((), dtype=torch.int64, device="meta"))
         dialect = Dialect(list(model.source.opset_import), model.source.ir_version)
         operations = put_together(
             list(_folded(model.operations, constants, dialect.version(""))),
@@ -98,6 +96,9 @@ class RebuiltModule(nn.Module):
             self._inputs,
             attribute_of.keys(),
         )
+        if any(operation.operator == "BatchNormalization" for operation in operations):
+            # Files leave out the counts of batches, which each norm of PyTorch increases.
+            self.register_buffer("batches", torch.empty((), dtype=torch.int64, device="meta"))
         self._program = _Program(
             operations=operations,
             last_uses=list(_last_uses(operations, model.outputs)),

@@ -27,10 +27,8 @@ from trappm.prediction.models.tracers import (
     own_process,
 )
 from trappm.profiler.errors import (
-    BatchOrderError,
     InputError,
     ModelFileError,
-    UnevenSizesError,
     UnsupportedModelError,
 )
 from trappm.profiler.files.whole_file import made_whole
@@ -287,10 +285,6 @@ def traced(
         subject.trace(row, phase)
 
 
-_OF_THE_MODEL = (UnsupportedModelError, UnevenSizesError, BatchOrderError)
-"""Errors whose reason is the model, so that it is refused again without a trace."""
-
-
 class _Cached(Subject):
     """A model that is the same for every process, so its traces are cached."""
 
@@ -338,7 +332,7 @@ class _Cached(Subject):
     def _made(self, key: TraceKey) -> Trace | Refusal:
         try:
             return self._own_tracer.trace(key.settings, key.phase, None, False)
-        except _OF_THE_MODEL as error:
+        except UnsupportedModelError as error:
             return Refusal(str(error))
 
     @property
@@ -392,7 +386,7 @@ class Module(Subject):
         from trappm.profiler.trace import trace
         from trappm.profiler.tracing.losses import loss_of
 
-        how = TraceSettings.of(settings)
+        how, batch_size = TraceSettings.of(settings), batch_size or self.batch_size
         at_all = self._traces.get((how, phase, None, with_origins))
         key = how, phase, batch_size, with_origins
         if at_all is None and key not in self._traces:
@@ -403,7 +397,7 @@ class Module(Subject):
                     how,
                     phase,
                     loss=loss_of(self._loss, has_targets=TARGETS in self._inputs.kwargs),
-                    batch_size=batch_size or self.batch_size,
+                    batch_size=batch_size,
                     with_origins=with_origins,
                 )
             if made.batch_size is None:
@@ -467,7 +461,7 @@ def _binds(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[st
     return True
 
 
-# A subject depends on the data folder, which has its cached profiles.
+# A subject depends on the data folder, which has its traces.
 
 
 @lru_cache(maxsize=64)

@@ -1,8 +1,8 @@
-"""Tracing of models without a cached profile: here, or in a confined process.
+"""Tracing of models that no process has traced: here, or in a confined process.
 
 A file of unknown origin is traced in a fork of a warm process with limits of time and memory,
-without this process's environment and in an empty folder. So is every model that a server has no
-profile of. The result is the bytes of a trace, or one line about what is wrong.
+without this process's environment and in an empty folder. So is every model of a server. The result
+is the bytes of a trace, or one line about what is wrong.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from trappm.profiler.errors import (
     ModelFileError,
     TraceTimeoutError,
     TrappmError,
+    is_of_this_machine,
     one_line,
 )
 from trappm.profiler.extensions import extension_modules
@@ -50,7 +51,8 @@ _COPIES = 3
 _MAX_WRITTEN_BYTES = 1 << 20
 _MAX_OPEN_FILES = 64
 _ENVIRONMENT = (
-    "HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "TMPDIR", "TRAPPM_HOME", "VIRTUAL_ENV",
+    "HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "TIMM_FUSED_ATTN", "TMPDIR", "TRAPPM_HOME",
+    "VIRTUAL_ENV",
 )  # fmt: skip
 
 
@@ -262,6 +264,10 @@ def trace_confined(message: Mapping[str, Any], send: Callable[[Mapping[str, Any]
         needs = f"{model} needs more than {message['memory_bytes'] >> 20:,} MiB"
         send({"error": "ModelFileError", "message": needs})
     except Exception as error:  # a file may hold anything
+        if is_of_this_machine(error):
+            reason = f"{model} was not traced, try again: {one_line(error)}"
+            send({"error": "TrappmError", "message": reason})
+            return
         unexpected = f"unexpected {type(error).__name__} ({one_line(error)})"
         reason = f"{model} cannot be read: {unexpected}; please report it"
         send({"error": "UnsupportedModelError", "message": reason})

@@ -1,0 +1,55 @@
+"""One step by `trace`: at all batch sizes or at one, eager and compiled."""
+
+import timm
+import torch
+from torch import nn
+
+from trappm.profiler.models.model_input import ExampleInputs
+from trappm.profiler.records import Execution
+from trappm.profiler.records.trace import TraceSettings
+from trappm.profiler.trace import trace
+from trappm.profiler.trace_cache import TraceKey
+
+IMAGES = torch.rand(4, 3, 16, 16)
+
+
+def segmenter():
+    return nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 8, 3))
+
+
+def test_a_compiled_step_that_needs_contiguous_tensors_has_kernels_of_its_own():
+    def loss(output, _):
+        return output.view(len(output), -1).mean()
+
+    def kernels(execution):
+        how = TraceSettings(execution=execution)
+        made = trace(segmenter(), ExampleInputs.of(IMAGES), how, loss=loss)
+        return int(made.kernels.table.counts.sum())
+
+    assert kernels(Execution.COMPILE) < kernels(Execution.EAGER)
+
+
+def test_a_graph_without_a_step_is_that_of_all_batch_sizes():
+    made = trace(segmenter().requires_grad_(False), ExampleInputs.of(IMAGES), batch_size=4)
+    assert made.allocations is None
+    assert "trainable" in made.refusal
+    assert made.batch_size is None
+
+
+def test_a_trace_does_not_depend_on_the_modes_of_the_caller():
+    plain = trace("test_resnet", 64)
+    with torch.inference_mode():
+        assert trace("test_resnet", 64).to_bytes() == plain.to_bytes()
+    with torch.autograd.set_detect_anomaly(True):
+        assert trace("test_resnet", 64).to_bytes() == plain.to_bytes()
+
+
+def test_another_way_of_attention_in_timm_is_another_key():
+    key = TraceKey("vit_tiny_patch16_224", 224)
+    fused = key.digest
+    timm.layers.set_fused_attn(False)
+    try:
+        assert key.digest != fused
+    finally:
+        timm.layers.set_fused_attn(True)
+    assert key.digest == fused
