@@ -352,12 +352,14 @@ class _Inquiry:
     def _is_simulated(self, output: Predictions) -> npt.NDArray[np.bool_]:
         """Return for which of n workloads the memory comes from the simulation, shape (n,).
 
-        It does where no label is of a step like this one, on a GPU with a known context.
+        It does where no label is of a step like this one, or nearly as large or small, on a GPU
+        with a known context.
         """
-        outside = output.outside[:, output.metrics.index("memory_mib")]
+        at = output.metrics.index("memory_mib")
+        unlike = output.outside[:, at] | ~np.isnan(output.labels_end[:, at])
         if self._trace.allocations is None or not card_of(self.card):
-            return np.zeros_like(outside)
-        return np.ones_like(outside) if self._log_error is None else outside
+            return np.zeros_like(unlike)
+        return np.ones_like(unlike) if self._log_error is None else unlike
 
     @property
     def _log_error(self) -> float | None:
@@ -434,7 +436,9 @@ class _Inquiry:
         figures = self._figures(output, row)
         power = self._power(figures)
         figures |= power.figures
-        is_unlike = is_simulated and "memory_mib" in outside
+        is_unlike = is_simulated and ("memory_mib" in outside or "memory_mib" in beyond)
+        if is_simulated:
+            beyond.pop("memory_mib", None)
         remarks = self._remarks(figures, outside, beyond, is_simulated=is_unlike)
         longer = self._longer(figures)
         figures = self._of_all_passes(figures, longer)

@@ -219,7 +219,7 @@ def test_unnamed_module_is_timed_but_not_recorded(folder, capsys):
 
     before, after = fit(TrappmCallback(device="a100"))
     assert before.startswith("TraPPM: Fits A100 40 GB: 779 MiB (")
-    assert ") of 39.6 for Line in fp32 at batch 2" in before
+    assert ") of 39.6 GiB for Line in fp32 at batch 2" in before
     assert before.endswith("after some steps: the model has no timm or hf: name")
     assert re.search(r"a step takes [\d.]+ ms, an epoch about 0 s \(measured over 10 steps", after)
     assert list(folder.glob("*.jsonl")) == []
