@@ -79,7 +79,7 @@ def steps_of(configurations: Iterable[Configuration]) -> list[TraceKey]:
 
 
 def trace_of(key: TraceKey) -> Traced:
-    """Trace a step, in the main thread of a process; whatever goes wrong, the reason is returned.
+    """Trace a step in the main thread of a process, or return the reason of any failure.
 
     A reason is final if it lies in the model. Lack of memory, a full disk or a missing library
     pass.

@@ -51,8 +51,8 @@ class SqlTraces(Repository, TraceCache):
         """Return refusal, step and graph of an entry."""
         row = TraceRow
         query = select(row.refusal, row.data, GraphRow.template).outerjoin_from(row, GraphRow)
-        found = session.execute(query.where(row.digest == digest)).one_or_none()
-        return None if found is None else (found.refusal, found.data, found.template)
+        entry = session.execute(query.where(row.digest == digest)).one_or_none()
+        return None if entry is None else (entry.refusal, entry.data, entry.template)
 
     @writing
     def _remove(self, session: Session, digest: str) -> None:

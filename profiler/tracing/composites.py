@@ -72,15 +72,15 @@ class _Kernels:
 
 @cache
 def _composites() -> tuple[Any, ...]:
-    """Return the composite operators of tensors, but those that name their axes."""
-    found = []
+    """Return the composite operators of tensors, except those that name their axes."""
+    composites = []
     for name in torch._C._dispatch_get_all_op_names():
         operator, _, overload = name.removeprefix("aten::").partition(".")
         packet = getattr(torch.ops.aten, operator, None) if name.startswith("aten::") else None
         func = getattr(packet, overload or "default", None)
         if func is not None and is_composite(func) and "Dimname" not in str(func._schema):
-            found.append(func)
-    return tuple(found)
+            composites.append(func)
+    return tuple(composites)
 
 
 KERNELS = _Kernels()

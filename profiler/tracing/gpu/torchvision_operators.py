@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.tracing.tensors import HALVES
 
 
@@ -110,13 +111,16 @@ def result(name: str, args: Sequence[Any], kept: int | None) -> Any:
         kept: Boxes that `nms` keeps, or None if that is unknown: all of them.
 
     Raises:
-        NotImplementedError: There is no rule for it.
+        UnsupportedModelError: There is no rule for it.
     """
     if name == "nms":
         return _nms(args[0], args[1], kept)
     rule = _RULES.get(name)
     if rule is None:
-        raise NotImplementedError(f"torchvision's operator {name} has no rule")
+        known = ", ".join(FUNCTIONS)
+        raise UnsupportedModelError(
+            f"torchvision's operator {name} cannot be traced; those that can are {known}"
+        )
     return rule(*args)
 
 

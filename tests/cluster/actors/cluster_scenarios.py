@@ -63,7 +63,7 @@ def calm(url):
 
 
 def steps_traced(url):
-    """Where steps are traced: beside a head that measures nothing, and without such a node."""
+    """Steps are traced on a head that measures nothing, and on measuring nodes without one."""
 
     def where(key):
         time.sleep(0.5)  # long enough for Ray to spread them

@@ -13,7 +13,7 @@ MODELS = (
     ("test_resnet", 64), ("test_vit", 64), ("test_efficientnet", 64), ("convnext_atto", 64),
     ("swin_tiny_patch4_window7_224", 64), ("efficientvit_b0", 64), ("inception_v3", 96),
 )  # fmt: skip
-"""With and without attention, dropped samples and weights that are computed anew."""
+"""With and without attention, dropped samples and standardized weights."""
 
 
 def hashes(architecture, input_size):

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -74,7 +74,6 @@ class Subject(ABC):
         """Return the size of its images in pixels; None if it takes text, or is not known."""
         return None
 
-    @abstractmethod
     def trace(
         self,
         settings: StepSettings,
@@ -83,16 +82,35 @@ class Subject(ABC):
         *,
         with_origins: bool = False,
     ) -> Trace:
-        """Return a step in these settings; it is traced once.
+        """Return a step in these settings; this object traces it once.
 
         Args:
-            settings, phase: How the step is run.
+            settings, phase: Settings and phase of the step.
             batch_size: The only one to trace at, if the step's sizes do not grow evenly.
             with_origins: Whether the origin of each tensor is needed.
 
         Raises:
             TrappmError: It cannot be traced.
         """
+        how, size = TraceSettings.of(settings), batch_size or self.batch_size
+        for batch in (None, size):
+            if (trace := self._traces.get((how, phase, batch, with_origins))) is not None:
+                return trace
+        trace = self._trace(how, phase, size, with_origins)
+        batch = None if trace.batch_size is None else size
+        self._traces[how, phase, batch, with_origins] = trace
+        return trace
+
+    @cached_property
+    def _traces(self) -> dict[tuple[TraceSettings, Phase, int | None, bool], Trace]:
+        """Traces by settings, phase, only batch size or None, and whether they have origins."""
+        return {}
+
+    @abstractmethod
+    def _trace(
+        self, how: TraceSettings, phase: Phase, batch_size: int | None, with_origins: bool
+    ) -> Trace:
+        """Trace a step; arguments and errors as of `trace`."""
 
 
 def subject_of(
@@ -292,7 +310,6 @@ class _Cached(Subject):
         self.identity = content_of(key.model) if key.is_named else key.model, key.input_size
         self.name, self.is_named, self.input_size = key.model, key.is_named, key.input_size
         self._key, self._tracer = key, tracer
-        self._traces: dict[TraceKey, Trace | Refusal] = {}
         self._cache = TraceFolder(data_folder() / "traces")
 
     @property
@@ -309,22 +326,16 @@ class _Cached(Subject):
             return None
         return self._model[1]
 
-    def trace(
-        self,
-        settings: StepSettings,
-        phase: Phase,
-        batch_size: int | None = None,
-        *,
-        with_origins: bool = False,
+    def _trace(
+        self, how: TraceSettings, phase: Phase, batch_size: int | None, with_origins: bool
     ) -> Trace:
         if with_origins:
-            return self._own_tracer.trace(TraceSettings.of(settings), phase, batch_size, True)
-        key = TraceKey(*self._model, TraceSettings.of(settings), phase)
-        made = self._traces.get(key) or self._cache.get(key)
+            return self._own_tracer.trace(how, phase, batch_size, with_origins)
+        key = TraceKey(*self._model, how, phase)
+        made = self._cache.get(key)
         if made is None:
             made = self._made(key)
             self._cache.put(key, made)
-        self._traces[key] = made
         if isinstance(made, Refusal):
             raise UnsupportedModelError(made.reason)
         return made
@@ -373,38 +384,25 @@ class Module(Subject):
         dtype = getattr(args[0], "dtype", None) if is_one else None
         self.has_one_input = getattr(dtype, "is_floating_point", False)
         self.batch_size = self._inputs.batch_size
-        self._traces: dict[tuple[object, ...], Trace] = {}
 
-    def trace(
-        self,
-        settings: StepSettings,
-        phase: Phase,
-        batch_size: int | None = None,
-        *,
-        with_origins: bool = False,
+    def _trace(
+        self, how: TraceSettings, phase: Phase, batch_size: int | None, with_origins: bool
     ) -> Trace:
         from trappm.profiler.trace import trace
         from trappm.profiler.tracing.losses import loss_of
 
-        how, batch_size = TraceSettings.of(settings), batch_size or self.batch_size
-        at_all = self._traces.get((how, phase, None, with_origins))
-        key = how, phase, batch_size, with_origins
-        if at_all is None and key not in self._traces:
-            with self._limit.applied():
-                made = trace(
-                    self.module,
-                    self._inputs,
-                    how,
-                    phase,
-                    loss=loss_of(self._loss, has_targets=TARGETS in self._inputs.kwargs),
-                    batch_size=batch_size,
-                    with_origins=with_origins,
-                )
-            if made.batch_size is None:
-                key = (how, phase, None, with_origins)
-            remarks = filter(None, (self.remark, made.remark))
-            self._traces[key] = replace(made, remark=" ".join(remarks) or None)
-        return at_all or self._traces[key]
+        with self._limit.applied():
+            made = trace(
+                self.module,
+                self._inputs,
+                how,
+                phase,
+                loss=loss_of(self._loss, has_targets=TARGETS in self._inputs.kwargs),
+                batch_size=batch_size,
+                with_origins=with_origins,
+            )
+        remarks = filter(None, (self.remark, made.remark))
+        return replace(made, remark=" ".join(remarks) or None)
 
 
 def _progress(model: str) -> AbstractContextManager[object]:
