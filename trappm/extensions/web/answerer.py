@@ -23,7 +23,7 @@ from trappm.extensions.web.schemas import RooflineQuestion, ScalingQuestion, Set
 from trappm.extensions.web.uploads import Model, ModelTracer, Shared
 from trappm.prediction.answering import answers
 from trappm.prediction.costs import prices_version
-from trappm.prediction.models.subjects import UntracedError, known_subject, name_key
+from trappm.prediction.models.subjects import ModelKey, UntracedError, known_subject
 from trappm.prediction.prediction import breakdown_dict
 from trappm.prediction.question import Question
 from trappm.profiler.errors import InputError, TrappmError
@@ -245,7 +245,7 @@ def named_model(name: str, input_size: int | None) -> Model:
             f"{name!r} is not a timm name, and this server reads no files by path; upload the file "
             "as the field 'file' of a form (multipart/form-data)"
         )
-    return Model(name=name, key=name_key(name, input_size), input_size=input_size)
+    return Model(name=name, key=ModelKey(name, input_size), input_size=input_size)
 
 
 def _predicted(question: Question, model: Model, devices: Sequence[str]) -> list[Answer]:

@@ -147,7 +147,7 @@ def subject_of(
             return _file(path, key, is_tokens, limit_s, data_folder())
         size = _size_of(model, input_size, sequence_length)
         refuse_unknown(model)
-        return _architecture(name_key(model, size), data_folder())
+        return _architecture(ModelKey(model, size), data_folder())
     from torch import nn
 
     if not isinstance(model, nn.Module):
@@ -242,11 +242,6 @@ class ModelKey(NamedTuple):
     """The name, or the content of the file."""
     input_size: int | None
     is_named: bool = True
-
-
-def name_key(name: str, input_size: int | None) -> ModelKey:
-    """Return the key of a named model."""
-    return ModelKey(name, input_size)
 
 
 def file_key(digest: str, input_size: int | None, *, is_tokens: bool = False) -> ModelKey:
