@@ -13,7 +13,7 @@ from test_run_protocol import tiny
 from torch import nn
 
 from trappm.profiler.devices.cpu import CpuDevice
-from trappm.profiler.errors import InputError, UnsupportedModelError
+from trappm.profiler.errors import InputError, TrappmError, UnsupportedModelError
 from trappm.profiler.records import (
     ADAPTIVE,
     PAPER,
@@ -260,13 +260,14 @@ def test_models_without_class_scores_are_unsupported(monkeypatch):
         make_step(tiny(), CPU)()
 
 
-def test_a_model_larger_than_the_hosts_free_memory_is_refused_before_the_kernel_acts(monkeypatch):
+def test_a_model_larger_than_the_hosts_free_memory_ends_before_the_kernel_acts(monkeypatch):
     monkeypatch.setattr(step_module.procfs, "available_memory_mib", lambda: 30.0)
     name = "wide_resnet101_2"  # 484 MiB, more than freed memory of earlier tests
     configuration = Configuration(architecture=name, batch_size=1, input_size=32)
     limits = resource.getrlimit(resource.RLIMIT_DATA)
-    with pytest.raises(UnsupportedModelError, match="can't allocate memory"):
+    with pytest.raises(TrappmError, match="try again: .*can't allocate memory") as caught:
         step_module.make_step(configuration, torch.device("meta"))
+    assert not isinstance(caught.value, UnsupportedModelError)  # another host may have the memory
     assert resource.getrlimit(resource.RLIMIT_DATA) == limits
 
 
