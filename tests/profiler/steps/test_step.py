@@ -265,7 +265,7 @@ def test_a_model_larger_than_the_hosts_free_memory_ends_before_the_kernel_acts(m
     name = "wide_resnet101_2"  # 484 MiB, more than freed memory of earlier tests
     configuration = Configuration(architecture=name, batch_size=1, input_size=32)
     limits = resource.getrlimit(resource.RLIMIT_DATA)
-    with pytest.raises(TrappmError, match="try again: .*can't allocate memory") as caught:
+    with pytest.raises(TrappmError, match=r"try again: .*can't allocate memory") as caught:
         step_module.make_step(configuration, torch.device("meta"))
     assert not isinstance(caught.value, UnsupportedModelError)  # another host may have the memory
     assert resource.getrlimit(resource.RLIMIT_DATA) == limits
