@@ -15,6 +15,7 @@ from trappm.cluster.campaign.history import rule_held
 from trappm.cluster.campaign.ownership import begin
 from trappm.cluster.campaign.planner import check_budget, check_stop, pool_of, without_refused
 from trappm.cluster.campaign.progress import Progress
+from trappm.cluster.campaign.stop_rules import StopRules, deadline_passed
 from trappm.cluster.ray_runtime import (
     ACCELERATOR_LABEL,
     CAMPAIGN_ACTOR,
@@ -26,7 +27,6 @@ from trappm.cluster.ray_runtime import (
     ray_runtime,
     require_nodes,
 )
-from trappm.cluster.scheduler.stop_rules import deadline_passed
 from trappm.cluster.spec import CampaignSpec, runs_nothing
 from trappm.profiler.devices import meant_device, open_device
 from trappm.profiler.errors import CampaignError, InputError, TrappmError
@@ -82,18 +82,13 @@ def start_or_continue(store: Store, spec: CampaignSpec) -> tuple[CampaignRecord,
     Raises:
         InputError: A new campaign would end at once, as its deadline has passed.
     """
-    earlier = [c for c in store.campaigns.all() if c.name == spec.name]
-    for campaign in earlier:
-        if campaign.state not in ENDED:
-            old = CampaignSpec.of(campaign)
-            if _same_work(old, spec):
-                return campaign, old
-    over = spec.stop and deadline_passed(spec.stop, datetime.datetime.now(datetime.UTC))
-    if over:
-        raise InputError(f"stop.ends_at must be in the future: {over.reason}")
-    fresh = spec.model_copy(update={"seed": spec.seed + len(earlier)})
-    campaign = store.campaigns.create(fresh.name, fresh.model_dump(mode="json"), fresh.seed)
-    return campaign, fresh
+    over = deadline_passed(spec.stop or StopRules(), datetime.datetime.now(datetime.UTC))
+    campaign = store.campaigns.start_or_continue(
+        spec.name, spec.model_dump(mode="json"), may_create=over is None
+    )
+    if campaign is None:
+        raise InputError(f"stop.ends_at must be in the future: {over.reason if over else ''}")
+    return campaign, CampaignSpec.of(campaign)
 
 
 def check_spec(store: Store, spec: CampaignSpec, address: str | None) -> None:
@@ -434,7 +429,3 @@ def _follow(
             raise CampaignError(
                 f"the campaign's process crashed ({why}); {node}{advice}"
             ) from error
-
-
-def _same_work(first: CampaignSpec, second: CampaignSpec) -> bool:
-    return first.model_copy(update={"seed": 0}) == second.model_copy(update={"seed": 0})

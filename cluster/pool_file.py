@@ -65,8 +65,8 @@ def make_traces(
     if not keys:
         return
     with ray_runtime(address):
-        from trappm.cluster.profiles import trace_on_ray
+        from trappm.cluster.profiles import TraceTasks
 
-        for traced in trace_on_ray(keys, processes if address is None else None):
+        for traced in TraceTasks(keys, at_once=processes if address is None else None):
             traced.keep(cache)
             yield traced

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -36,6 +36,9 @@ CPU_LIMIT_S = 600
 """CPU time after which a trace is abandoned, twenty times that of the slowest known model."""
 
 POLL_S = 0.2
+
+MAX_LOSSES = 3
+"""Number of workers that a trace may lose."""
 
 
 class Traced(NamedTuple):
@@ -118,40 +121,90 @@ def limited_cpu_time() -> Iterator[None]:
         signal.signal(signal.SIGPROF, before)
 
 
-def trace_on_ray(keys: Iterable[TraceKey], at_once: int | None = None) -> Iterator[Traced]:
-    """Yield traced steps in the order of completion; inside `ray_runtime`.
+class TraceTasks:
+    """Traces of steps as Ray tasks, each in a task of its own; inside `ray_runtime`.
+
+    A task whose node or worker was lost is repeated, up to `MAX_LOSSES` times. After that its model
+    may be the cause, and only the next campaign traces it again.
 
     Args:
-        keys: Steps to trace, each in a task of its own.
+        keys: Steps to trace.
         at_once: Number of tasks that run at once; None: as many as the cluster has cores for.
-
-    Raises:
-        CampaignError: The cluster does not make them, whatever the model.
+        off_devices: Keys of devices whose nodes trace only if no others can.
     """
-    import ray
-    from ray.exceptions import OutOfMemoryError, RayError, WorkerCrashedError
 
-    options = {"num_cpus": 1, "max_retries": 1, **off_measuring_nodes()}
-    task: Any = ray.remote(**options)(_trace_to_bytes)
-    waiting, running = deque(keys), dict[Any, TraceKey]()
-    while waiting or running:
-        while waiting and (at_once is None or len(running) < at_once):
-            key = waiting.popleft()
-            running[task.remote(key)] = key
-        ready, _ = ray.wait(list(running), timeout=POLL_S)
-        for reference in ready:
-            key = running.pop(reference)
-            try:
-                data, is_final = ray.get(reference)
-            except (WorkerCrashedError, OutOfMemoryError):
-                yield Traced(key, Refusal("tracing it ended the process"), is_final=False)
-            except RayError as error:
-                raise CampaignError(
-                    f"the cluster traces no steps ({first_line(error)}); nothing made is lost, "
-                    "and the same command continues"
-                ) from error
-            else:
-                yield Traced(key, entry_from_bytes(data), is_final)
+    def __init__(
+        self,
+        keys: Iterable[TraceKey],
+        *,
+        at_once: int | None = None,
+        off_devices: Sequence[str] = (),
+    ) -> None:
+        import ray
+
+        options = {"num_cpus": 1, "max_retries": 0, **off_measuring_nodes(off_devices)}
+        self._task: Any = ray.remote(**options)(_trace_to_bytes)
+        self._waiting, self._at_once = deque(keys), at_once
+        self._running = dict[Any, TraceKey]()
+        self._losses = Counter[TraceKey]()
+        self._begin()
+
+    def take(self, timeout_s: float) -> list[Traced]:
+        """Return the steps that have been traced, after waiting this long for the first."""
+        import ray
+
+        if not self._running:
+            return []
+        ray.wait(list(self._running), timeout=timeout_s)
+        ready, _ = ray.wait(list(self._running), num_returns=len(self._running), timeout=0)
+        made = [self._collect(reference) for reference in ready]
+        self._begin()
+        return [traced for traced in made if traced is not None]
+
+    def cancel(self) -> None:
+        """Cancel what has not been traced."""
+        import ray
+
+        for reference in self._running:
+            ray.cancel(reference, force=True)
+        self._running.clear()
+        self._waiting.clear()
+
+    def __iter__(self) -> Iterator[Traced]:
+        """Yield the traced steps in the order of completion."""
+        while self._running:
+            yield from self.take(POLL_S)
+
+    def _begin(self) -> None:
+        while self._waiting and (self._at_once is None or len(self._running) < self._at_once):
+            key = self._waiting.popleft()
+            self._running[self._task.remote(key)] = key
+
+    def _collect(self, reference: Any) -> Traced | None:
+        """Return a traced step; None if it is repeated, as its node or worker was lost.
+
+        Raises:
+            CampaignError: The task itself failed, whatever the model.
+        """
+        import ray
+        from ray.exceptions import RayError, RayTaskError
+
+        key = self._running.pop(reference)
+        try:
+            data, is_final = ray.get(reference)
+        except RayTaskError as error:
+            raise CampaignError(
+                f"the cluster traces no steps ({first_line(error)}); nothing made is lost, "
+                "and the same command continues"
+            ) from error
+        except RayError as error:
+            self._losses[key] += 1
+            if self._losses[key] < MAX_LOSSES:
+                self._waiting.append(key)
+                return None
+            why = f"tracing it ended {MAX_LOSSES} processes ({first_line(error)})"
+            return Traced(key, Refusal(why), is_final=False)
+        return Traced(key, entry_from_bytes(data), is_final)
 
 
 def _trace_to_bytes(key: TraceKey) -> tuple[bytes, bool]:

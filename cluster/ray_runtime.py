@@ -18,6 +18,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,54 +83,19 @@ class Placement:
             labels.get(name) in values for name, values in self.labels.items()
         )
 
+    def room(self, nodes: Sequence[Mapping[str, Any]]) -> int:
+        """Return how many profilers on GPUs nodes of `ray.nodes` have room for."""
+        gpus = (int(node["Resources"].get("GPU", 0)) for node in nodes if self.suits(node))
+        return sum(count // self.gpus for count in gpus)
 
-def no_room(
-    device: str, places: Mapping[str, Placement], nodes: Sequence[Mapping[str, Any]]
-) -> str:
+
+def no_room(device: str, where: Placement, nodes: Sequence[Mapping[str, Any]]) -> str:
     """Return why there is no room for a device, and what to do about it."""
-    suited = [int(n["Resources"].get("GPU", 0)) for n in nodes if places[device].suits(n)]
-    others = ", ".join(other for other in places if other != device)
-    also = f" in addition to {others}" if places[device].gpus <= max(suited, default=0) else ""
+    gpus = [int(n["Resources"].get("GPU", 0)) for n in nodes if where.suits(n)]
     return (
-        f"no node has room for {device} (GPUs: {places[device].gpus}){also}: those of its kind "
-        f"have {', '.join(map(str, suited)) or 'none'}; start another node, or leave out one of "
-        "the devices"
+        f"no node has room for {device} (GPUs: {where.gpus}): those of its kind have "
+        f"{', '.join(map(str, gpus)) or 'none'}; start another node"
     )
-
-
-def room_for(places: Mapping[str, Placement], nodes: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Return how many profilers of each device on GPUs may run at once.
-
-    Devices that share nodes, such as `a100` and `a100x4`, take GPUs in turn. The device with the
-    largest need is first, on the fullest node that still has enough GPUs. Otherwise `a100` would
-    take single GPUs of every node, and none would have four left.
-
-    Args:
-        places: Placements by device; those without GPUs are left out of the result.
-        nodes: Nodes of `ray.nodes`.
-    """
-    left = [int(node["Resources"].get("GPU", 0)) for node in nodes]
-    suited = {
-        device: [i for i, node in enumerate(nodes) if place.suits(node)]
-        for device, place in places.items()
-        if place.gpus
-    }
-    room = dict.fromkeys(suited, 0)
-    waiting = sorted(suited, key=lambda device: -places[device].gpus)
-    while waiting:
-        for device in list(waiting):
-            each = places[device].gpus
-            if not any(set(suited[device]) & set(suited[o]) for o in waiting if o != device):
-                room[device] += sum(left[i] // each for i in suited[device])
-                waiting.remove(device)
-                continue
-            fitting = [i for i in suited[device] if left[i] >= each]
-            if not fitting:
-                waiting.remove(device)
-                continue
-            left[min(fitting, key=left.__getitem__)] -= each
-            room[device] += 1
-    return room
 
 
 def placement(device: str) -> Placement:
@@ -176,18 +142,39 @@ def memory_here(wanted_bytes: int) -> int:
     return min(wanted_bytes, int(node["Resources"].get("memory", wanted_bytes)))
 
 
-def off_measuring_nodes() -> dict[str, Any]:
-    """Return Ray options that keep a task of one core off nodes that measure, if there are others.
+def off_measuring_nodes(devices: Sequence[str]) -> dict[str, Any]:
+    """Return Ray options that keep a task of one core off nodes with these devices, if it can.
 
-    It would disturb measurements there, and make an autoscaler start a GPU node.
+    It would disturb measurements there, and make an autoscaler start a GPU node. Nodes that join
+    later are taken, too, and where no others are, the task runs on any node.
     """
-    others = [
-        node["NodeID"]
+    elsewhere = {name: f"!in({','.join(values)})" for name, values in _measuring(devices).items()}
+    if not elsewhere:
+        return {}
+    return {"label_selector": elsewhere, "fallback_strategy": [{"label_selector": {}}]}
+
+
+def has_other_nodes(devices: Sequence[str]) -> bool:
+    """Return whether there is a node with a core and without these devices."""
+    measuring = _measuring(devices)
+    return any(
+        node["Resources"].get("CPU", 0) >= 1
+        and not any(node.get("Labels", {}).get(n) in values for n, values in measuring.items())
         for node in _nodes()
-        if node["Resources"].get("CPU", 0) >= 1
-        and not {ACCELERATOR_LABEL, CPU_LABEL} & node.get("Labels", {}).keys()
-    ]
-    return {"label_selector": {NODE_LABEL: f"in({','.join(others)})"}} if others else {}
+    )
+
+
+def _measuring(devices: Sequence[str]) -> dict[str, list[str]]:
+    """Return the label values of nodes that measure, by label; without devices, all of GPUs."""
+    values = defaultdict[str, set[str]](set)
+    for place in map(placement, devices):
+        for name, accepted in place.labels.items():
+            if name != NODE_LABEL:
+                values[name].update(accepted)
+    if not devices:
+        offered = (node.get("Labels", {}).get(ACCELERATOR_LABEL) for node in _nodes())
+        values[ACCELERATOR_LABEL].update(filter(None, offered))
+    return {name: sorted(accepted) for name, accepted in values.items() if accepted}
 
 
 def first_line(error: BaseException) -> str:
@@ -275,7 +262,7 @@ def _nodes() -> list[dict[str, Any]]:
 
 
 def require_nodes(devices: tuple[str, ...]) -> None:
-    """Raise DeviceError for a device that no node offers, or not in addition to the others.
+    """Raise DeviceError for a device that no node offers.
 
     Without this check, Ray would let an actor that no node can run wait forever.
     """
@@ -283,6 +270,8 @@ def require_nodes(devices: tuple[str, ...]) -> None:
     places = {device: placement(device) for device in devices if not runs_nothing(device)}
     for device, place in places.items():
         if any(place.suits(node) for node in nodes):
+            if place.gpus and not place.room(nodes):
+                raise DeviceError(no_room(device, place, nodes))
             continue
         ((key, (value, *_)),) = place.labels.items()
         have = sorted({node["Labels"][key] for node in nodes if key in node.get("Labels", {})})
@@ -291,8 +280,6 @@ def require_nodes(devices: tuple[str, ...]) -> None:
             f"no node for device {device!r}: it needs the label {key}={value}, and {offer}; "
             f"start one with: ray start --address=HEAD:6379 --labels {key}={value}"
         )
-    if without := [device for device, room in room_for(places, nodes).items() if not room]:
-        raise DeviceError(no_room(without[0], places, nodes))
 
 
 def gpus_known_to(address: str) -> set[str]:

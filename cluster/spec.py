@@ -24,8 +24,9 @@ from pydantic import (
     model_validator,
 )
 
-from trappm.cluster.scheduler.stop_rules import StopRules
+from trappm.cluster.campaign.stop_rules import StopRules
 from trappm.cluster.yaml_file import load, parse
+from trappm.profiler.devices.base import rank_key
 from trappm.profiler.errors import CampaignError, InputError, TrappmError
 from trappm.profiler.measuring.canary import LARGE, CanaryPlan
 from trappm.profiler.models.pool import PoolSpec
@@ -88,6 +89,18 @@ class Share(_Part):
         return self.source if device == devices.source else self.target
 
 
+class Workers(_Part):
+    """The most workers that the campaign has at once on each device."""
+
+    source: int = Field(default=16, ge=1, le=10_000)
+    """Number of workers on the source device."""
+    target: int = Field(default=16, ge=1, le=10_000)
+    """Number of workers on the target device."""
+
+    def on(self, device: str, devices: Devices) -> int:
+        return self.source if device == devices.source else self.target
+
+
 class Evaluation(Share):
     """The evaluation set: drawn uniformly from architectures that training never sees."""
 
@@ -122,6 +135,8 @@ class CampaignBudget(BaseModel):
     """Further training sets, each chosen with the labels so far."""
     stop: StopRules | None = None
     """Rules that end the campaign before its last round."""
+    max_workers: Workers = Field(default_factory=Workers)
+    """The most workers at once, so that others find free GPUs."""
 
     @classmethod
     def of(cls, campaign: CampaignRecord) -> Self:
@@ -226,6 +241,12 @@ class CampaignSpec(CampaignBudget):
             )
         if self.devices.target == self.devices.source:
             raise ValueError("devices: source and target are the same; leave target out")
+        members = [rank_key(device).member for device in self.devices.keys]
+        if len(set(members)) < len(members):
+            raise ValueError(
+                f"devices: {' and '.join(self.devices.keys)} would wait for each other's GPUs; "
+                "measure them in two campaigns"
+            )
         if self.initial.source < LEAST_TRAINING_LABELS:
             raise ValueError(
                 f"initial: source is {self.initial.source}; heads need {LEAST_TRAINING_LABELS} or "

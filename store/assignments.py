@@ -2,12 +2,16 @@
 
 A lease gives an assignment to one worker, so that no two measure the same:
 
-             lease                  record: ok, oom, unsupported
+           lease_next               record: ok, oom, unsupported
     open -----------> leased -------------------------------------> done
       ^                 |
-      +-----------------+  a failure (a bad outcome, a lost worker), or an interruption, which
-      |                    does not count
-      +--> failed          after `max_attempts` failures
+      +-----------------+  a failure (what the step itself did), a loss (of its worker), or an
+      |                    interruption, which does not count
+      +--> failed          after `max_attempts` failures or `MAX_LOSSES` losses
+
+Assignments are handed out by the round in which they are due, then by failures, then by rank. One
+that failed is due a round later, when a busy host may be quieter, and on another host first: a
+faulty host must not use up an assignment's attempts.
 
 A lease does not expire. It lasts as long as its campaign has the same owner (`owners`), which alone
 leases assignments and takes them back from lost workers. The next owner releases all leases. A
@@ -19,13 +23,13 @@ take twice the time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from sqlalchemy import Row, ScalarSelect, Select, func, insert, select, update
+from sqlalchemy import Row, ScalarSelect, Select, delete, func, insert, or_, select, true, update
 from sqlalchemy.orm import Session
 
-from trappm.profiler.errors import InputError, StoreError
+from trappm.profiler.errors import InputError
 from trappm.profiler.records import Outcome, Provenance
 from trappm.store.campaigns import add_event, event_of_call, existing
 from trappm.store.records import (
@@ -42,6 +46,7 @@ from trappm.store.schema import (
     AssignmentRow,
     ConfigurationRow,
     DeviceRow,
+    FailedHostRow,
     LabelRow,
     MeasurementRow,
     RoundRow,
@@ -78,7 +83,7 @@ def locked(session: Session, assignment_ids: Iterable[str]) -> dict[str, Assignm
 
 def write(session: Session, changed: Iterable[Assignment]) -> None:
     """Write the columns of assignments that may change."""
-    names = ("id", "state", "attempts", "failures", "worker")
+    names = ("id", "state", "failures", "losses", "worker", "host")
     rows = [{name: getattr(assignment, name) for name in names} for assignment in changed]
     if rows:
         session.execute(update(AssignmentRow), rows)
@@ -125,62 +130,72 @@ class Assignments(Repository):
         return counts
 
     @writing
-    def lease(self, session: Session, wanted: Sequence[tuple[str, str]]) -> list[Assignment]:
-        """Lease open assignments, each an id with its worker, and return them; all or none.
+    def lease_next(
+        self,
+        session: Session,
+        campaign_id: str,
+        device: str,
+        worker: str,
+        *,
+        host: str = "",
+        hosts: Collection[str] = (),
+        before: int | None = None,
+    ) -> Assignment | None:
+        """Lease the next open assignment of a campaign to a worker; None if there is none.
 
-        An assignment that its worker already has is returned as it is, so that a repeated call
-        changes nothing.
+        A worker that has a lease gets the same one again, so that a repeated call changes nothing.
 
-        Raises:
-            StoreError: An assignment does not exist, or another worker has it.
+        Args:
+            campaign_id: Id of the campaign.
+            device: Device key of the worker.
+            worker: Name of the worker.
+            host: Its node. Assignments that failed there are for other nodes.
+            hosts: All nodes with this device: what failed on all of them may be repeated anywhere.
+            before: Round from which on nothing is due yet; None: everything is.
         """
-        known = locked(session, (assignment_id for assignment_id, _ in wanted))
-        leases = []
-        for assignment_id, worker in wanted:
-            assignment = known.get(assignment_id)
-            if assignment is None:
-                raise StoreError(f"there is no assignment {assignment_id!r} to lease")
-            if assignment.state is AssignmentState.OPEN:
-                assignment = assignment.leased(worker)
-            elif (assignment.state, assignment.worker) != (AssignmentState.LEASED, worker):
-                raise StoreError(
-                    f"assignment {assignment_id} cannot be given to {worker}: it is "
-                    + str(assignment.state)
-                    + (f" by {assignment.worker}" if assignment.worker else "")
-                )
-            leases.append(assignment)
-        write(session, leases)
-        return leases
+        row = AssignmentRow
+        mine = row.campaign_id == campaign_id, row.device_key == device
+        lease = select(row.id).where(*mine, row.worker == worker)
+        if (held := session.scalar(lease)) is None:
+            failed_on = select(func.count()).where(FailedHostRow.assignment_id == row.id)
+            here = failed_on.where(FailedHostRow.host == host).scalar_subquery()
+            everywhere = failed_on.where(FailedHostRow.host.in_({host, *hosts})).scalar_subquery()
+            due = row.round_number + row.failures
+            following = (
+                select(row.id)
+                .where(*mine, row.state == AssignmentState.OPEN)
+                .where(or_(here == 0, everywhere == len({host, *hosts})))
+                .where(true() if before is None else due < before)
+                .order_by(due, row.failures, row.rank, row.id)
+                .limit(1)
+                .with_for_update(skip_locked=True)
+            )
+            leased = {"state": AssignmentState.LEASED, "worker": worker, "host": host}
+            query = update(row).where(row.id == following.scalar_subquery())
+            query = query.values(leased | {"attempts": row.attempts + 1})
+            held = session.scalar(query.returning(row.id))
+        return (
+            None
+            if held is None
+            else _assignment_of(session.execute(_WHOLE.where(row.id == held)).one())
+        )
 
     @writing
-    def take_back(
-        self, session: Session, assignment_id: str, reason: str, *, max_attempts: int = MAX_ATTEMPTS
-    ) -> None:
-        """Take an assignment back from a lost worker; this counts as a failure."""
-        assignment = locked(session, [assignment_id]).get(assignment_id)
-        if assignment is None or assignment.state is not AssignmentState.LEASED:
-            return
-        lost = {"message": reason, "id": assignment.id}
+    def lose(self, session: Session, assignment_id: str, reason: str) -> Assignment:
+        """Take an assignment back from a worker that was lost, if it is leased, and return it."""
+        assignment = locked(session, [assignment_id])[assignment_id]
+        if assignment.state is not AssignmentState.LEASED:
+            return assignment
+        lost = {"message": f"{assignment.configuration}: {reason}", "id": assignment.id}
         add_event(session, assignment.campaign_id, "lost", lost)
-        write(session, [assignment.failed(max_attempts)])
+        after = assignment.lost()
+        write(session, [after])
+        return after
 
     @writing
     def release_leases(self, session: Session, campaign_id: str) -> None:
         """Take all leases of a campaign back, as interruptions."""
         release(session, campaign_id)
-
-    @writing
-    def reopen_failed(self, session: Session, campaign_id: str) -> None:
-        """Open abandoned assignments again if their round is open."""
-        unfinished = select(RoundRow.number).where(
-            RoundRow.campaign_id == campaign_id, RoundRow.report.is_(None)
-        )
-        query = update(AssignmentRow).where(
-            AssignmentRow.campaign_id == campaign_id,
-            AssignmentRow.state == AssignmentState.FAILED,
-            AssignmentRow.round_number.in_(unfinished),
-        )
-        session.execute(query.values(state=AssignmentState.OPEN, failures=0))
 
     @reading
     def failed(self, session: Session, campaign_id: str) -> list[tuple[Assignment, Outcome | None]]:
@@ -246,7 +261,9 @@ class Assignments(Repository):
             message = f"{len(rows)} assignments wait again {how}"
             add_event(session, campaign_id, "order", {"message": message, "count": len(rows)})
         for row in rows:
-            row.state, row.failures = AssignmentState.OPEN, 0
+            row.state, row.failures, row.losses = AssignmentState.OPEN, 0, 0
+        reopened_ids = [row.id for row in rows]
+        session.execute(delete(FailedHostRow).where(FailedHostRow.assignment_id.in_(reopened_ids)))
         session.execute(
             update(RoundRow)
             .where(RoundRow.campaign_id == campaign_id)
@@ -283,7 +300,7 @@ class Assignments(Repository):
 def release(session: Session, campaign_id: str) -> None:
     """Take all leases of a campaign back within a transaction, as interruptions."""
     query = update(AssignmentRow).filter_by(campaign_id=campaign_id, state=AssignmentState.LEASED)
-    session.execute(query.values(state=AssignmentState.OPEN, worker=None))
+    session.execute(query.values(state=AssignmentState.OPEN, worker=None, host=None))
 
 
 def _assignment_of(row: Row[Any]) -> Assignment:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Select, func, select
+from sqlalchemy import Select, case, func, select, text
 from sqlalchemy.orm import Session
 
 from trappm.profiler.errors import CampaignError, InputError
@@ -25,8 +25,10 @@ from trappm.store.records import (
     EventRecord,
     Owner,
     OwnerProcess,
+    Pending,
     Purpose,
     RoundRecord,
+    Standing,
     configuration_of,
     record_of,
 )
@@ -47,6 +49,9 @@ from trappm.store.transactions import Repository, call_of, reading, writing
 ENDED = frozenset({CampaignState.FINISHED, CampaignState.CANCELLED})
 """States of campaigns that never run again."""
 
+ENOUGH = "enough"
+"""Kind of the event that records which stop rule held."""
+
 
 class Campaigns(Repository):
     """Campaigns with their pools, events and costs."""
@@ -56,20 +61,29 @@ class Campaigns(Repository):
         self, session: Session, name: str, spec: Mapping[str, Any], seed: int
     ) -> CampaignRecord:
         """Create a campaign, which is paused until a process runs it."""
-        call = call_of(session)
-        row = session.get(CampaignRow, call.id[:8])
-        if row is None:
-            row = CampaignRow(
-                id=call.id[:8],
-                name=name,
-                spec=dict(spec),
-                seed=seed,
-                state=CampaignState.PAUSED,
-                created_at=call.at,
-            )
-            session.add(row)
-            session.flush()
-        return _campaign(row, database_time(session.connection()))
+        return _campaign(_created(session, name, spec, seed), database_time(session.connection()))
+
+    @writing
+    def start_or_continue(
+        self, session: Session, name: str, spec: Mapping[str, Any], *, may_create: bool = True
+    ) -> CampaignRecord | None:
+        """Return the unfinished campaign of this spec, or a new one; None if it `may_create` none.
+
+        Specs that differ in nothing but their seed are the same. A new campaign of an existing name
+        gets the next seed, so that it does not repeat the first.
+        """
+        if session.connection().dialect.name == "postgresql":  # two launches make one campaign
+            session.execute(text("LOCK TABLE campaigns IN SHARE ROW EXCLUSIVE MODE"))
+        query = select(CampaignRow).filter_by(name=name)
+        earlier = session.scalars(query.order_by(CampaignRow.created_at.desc())).all()
+        row = next(
+            (row for row in earlier
+             if row.state not in ENDED and {**row.spec, "seed": 0} == {**spec, "seed": 0}), None,
+        )  # fmt: skip
+        if row is None and may_create:
+            seed = int(spec["seed"]) + len(earlier)
+            row = _created(session, name, {**spec, "seed": seed}, seed)
+        return None if row is None else _campaign(row, database_time(session.connection()))
 
     def get(self, campaign_id: str | None = None) -> CampaignRecord:
         """Return the campaign with this id or unique beginning of an id, or else the latest.
@@ -98,6 +112,74 @@ class Campaigns(Repository):
         """
         self._database.check_guard(session)
         return existing(session, campaign_id, to_change=False).state
+
+    @reading
+    def standing(self, session: Session, campaign_id: str) -> Standing:
+        """Return all that decides what a campaign does next.
+
+        Raises:
+            CampaignError: It does not exist, or another process owns it now (`Store.as_owner`).
+        """
+        self._database.check_guard(session)
+        state = existing(session, campaign_id, to_change=False).state
+        row, due = AssignmentRow, AssignmentRow.round_number + AssignmentRow.failures
+        is_leased = case((row.state == AssignmentState.LEASED, 1), else_=0)
+        pending = session.execute(
+            select(row.device_key, due, func.sum(1 - is_leased), func.sum(is_leased))
+            .where(row.campaign_id == campaign_id)
+            .where(row.state.in_([AssignmentState.OPEN, AssignmentState.LEASED]))
+            .group_by(row.device_key, due)
+            .order_by(due)
+        )
+        rounds = session.execute(
+            select(
+                RoundRow.campaign_id, RoundRow.number, RoundRow.purpose, RoundRow.planned,
+                RoundRow.report.is_not(None).label("is_closed"),
+            )
+            .where(RoundRow.campaign_id == campaign_id)
+            .order_by(RoundRow.number)
+        )  # fmt: skip
+        attempts = session.execute(
+            _attempts(
+                select(DeviceRow.key, func.count(), func.sum(MeasurementRow.duration_s)),
+                campaign_id,
+            ).group_by(DeviceRow.key)
+        ).all()
+        labels = select(func.count(AssignmentLabelRow.assignment_id)).join(
+            AssignmentRow, AssignmentRow.id == AssignmentLabelRow.assignment_id
+        )
+        enough = select(EventRow.id).filter_by(campaign_id=campaign_id, kind=ENOUGH).limit(1)
+        pool = select(PoolRow.campaign_id).filter_by(campaign_id=campaign_id).limit(1)
+        return Standing(
+            state=state,
+            rounds=[record_of(RoundRecord, r, report={} if r.is_closed else None) for r in rounds],
+            pending=[Pending(*part) for part in pending],
+            attempts={device: count for device, count, _ in attempts},
+            seconds={device: float(seconds) for device, _, seconds in attempts},
+            labels=session.scalar(labels.where(row.campaign_id == campaign_id)) or 0,
+            has_pool=session.scalar(pool) is not None,
+            is_enough=session.scalar(enough) is not None,
+        )
+
+    @reading
+    def work(self, session: Session) -> list[tuple[CampaignRecord, Pending]]:
+        """Return what the campaigns that run have to measure, by device, due in any round."""
+        row = AssignmentRow
+        is_leased = case((row.state == AssignmentState.LEASED, 1), else_=0)
+        counts = session.execute(
+            select(row.campaign_id, row.device_key, func.sum(1 - is_leased), func.sum(is_leased))
+            .join(CampaignRow, CampaignRow.id == row.campaign_id)
+            .where(CampaignRow.state == CampaignState.RUNNING, CampaignRow.owner_id.is_not(None))
+            .where(row.state.in_([AssignmentState.OPEN, AssignmentState.LEASED]))
+            .group_by(row.campaign_id, row.device_key)
+        ).all()
+        now = database_time(session.connection())
+        query = select(CampaignRow).where(CampaignRow.id.in_({name for name, *_ in counts}))
+        known = {record.id: _campaign(record, now) for record in session.scalars(query)}
+        return [
+            (known[name], Pending(device, 0, waiting, leased))
+            for name, device, waiting, leased in counts
+        ]
 
     @reading
     def all(self, session: Session) -> list[CampaignRecord]:
@@ -215,44 +297,46 @@ class Rounds(Repository):
         campaign_id: str,
         number: int,
         purpose: Purpose | str,
+        device: str,
         planned: Sequence[Assignment],
     ) -> None:
-        """Store a round, or the parts of it that belong to other devices.
+        """Store a device's part of a round, which may be empty, and is planned once.
 
-        A device's part is planned once, so assignments of a device that has some in this round are
-        ignored. An assignment that was abandoned before is opened again.
+        An assignment that was abandoned before is opened again.
 
         Raises:
             StoreError: A configuration is not in the campaign's pool, or was planned before on the
                 same device; nothing is stored.
         """
         existing(session, campaign_id)  # one planner at a time
-        if session.get(RoundRow, (campaign_id, number)) is None:
-            session.add(RoundRow(campaign_id=campaign_id, number=number, purpose=Purpose(purpose)))
+        part = session.get(RoundRow, (campaign_id, number))
+        if part is None:
+            part = RoundRow(
+                campaign_id=campaign_id, number=number, purpose=Purpose(purpose), planned={}
+            )
+            session.add(part)
             session.flush()
-        query = select(AssignmentRow.device_key).distinct()
-        query = query.filter_by(campaign_id=campaign_id, round_number=number)
-        are_planned = set(session.scalars(query))
+        if device in part.planned:
+            return
+        part.planned = {**part.planned, device: len(planned)}
         failed = select(AssignmentRow).filter_by(
             campaign_id=campaign_id, state=AssignmentState.FAILED
         )
         given_up = {(a.configuration_id, a.device_key): a for a in session.scalars(failed)}
         for assignment in planned:
-            if assignment.device in are_planned:
-                continue
-            place = assignment.configuration.id, assignment.device
+            place = assignment.configuration.id, device
             row = given_up.get(place) or AssignmentRow(
                 id=assignment.id,
                 campaign_id=campaign_id,
                 configuration_id=assignment.configuration.id,
-                device_key=assignment.device,
+                device_key=device,
                 role=assignment.role,
             )
             row.round_number = number
             row.rank = assignment.rank
             row.reason = dict(assignment.reason)
             row.state = AssignmentState.OPEN
-            row.failures = 0
+            row.failures = row.losses = 0
             session.add(row)
 
     @reading
@@ -275,6 +359,29 @@ class Rounds(Repository):
             raise CampaignError(f"campaign {campaign_id!r} has no round {number} to close")
         if row.report is None:
             row.report = dict(report)
+
+
+def _created(session: Session, name: str, spec: Mapping[str, Any], seed: int) -> CampaignRow:
+    """Return the row of a new campaign, or of the one that an earlier attempt of the call made."""
+    call = call_of(session)
+    ids = [call.id[at : at + 8] for at in range(0, len(call.id), 8)]
+    for campaign_id in ids:
+        row = session.get(CampaignRow, campaign_id)
+        if row is None:
+            row = CampaignRow(
+                id=campaign_id,
+                name=name,
+                spec=dict(spec),
+                seed=seed,
+                state=CampaignState.PAUSED,
+                created_at=call.at,
+            )
+            session.add(row)
+            session.flush()
+            return row
+        if (row.name, row.created_at) == (name, call.at):
+            return row
+    raise CampaignError(f"the ids {', '.join(ids)} are all taken; try again")
 
 
 def add_event(session: Session, campaign_id: str, kind: str, message: Mapping[str, Any]) -> None:

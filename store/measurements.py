@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from sqlalchemy import Row, Select, and_, func, or_, select
 from sqlalchemy.orm import Session
 
-from trappm.profiler.errors import InputError, StoreError, one_line
+from trappm.profiler.errors import InputError, StoreError, one_line, storable
 from trappm.profiler.host.environment import utc_now
 from trappm.profiler.measuring.canary import CanaryReading
 from trappm.profiler.records import (
@@ -46,6 +46,7 @@ from trappm.store.schema import (
     CanaryRow,
     ConfigurationRow,
     DeviceRow,
+    FailedHostRow,
     LabelRow,
     MeasurementRow,
 )
@@ -111,11 +112,11 @@ def recordable(measurement: Measurement, wanted: Wanted) -> Measurement:
         reason = f"it is of {given}, which is not what was wanted"
     except (StoreError, TypeError, ValueError, AttributeError) as error:
         reason = one_line(error)
-    return unrecordable(reason, wanted)
+    return failed_attempt(f"what was measured cannot be recorded: {ascii(reason)[1:-1]}", wanted)
 
 
-def unrecordable(reason: str, wanted: Wanted) -> Measurement:
-    """Return the failed attempt to record instead of a measurement that cannot be stored."""
+def failed_attempt(reason: str, wanted: Wanted) -> Measurement:
+    """Return the attempt to record where there is no measurement that can be stored."""
     return Measurement(
         configuration=wanted.configuration,
         device=wanted.device,
@@ -126,7 +127,7 @@ def unrecordable(reason: str, wanted: Wanted) -> Measurement:
         attempt_key=wanted.attempt_key,
         missing=dict.fromkeys((*METRICS, "energy_j"), "no result"),
         failed_in="record",
-        message=f"what was measured cannot be recorded: {ascii(reason)[1:-1]}",
+        message=storable(reason),
         environment={"stack_fingerprint": wanted.fingerprint},
     )
 
@@ -141,7 +142,7 @@ class Measurements(Repository):
         results: Sequence[tuple[Measurement, str]],
         *,
         max_attempts: int = MAX_ATTEMPTS,
-    ) -> None:
+    ) -> dict[str, Assignment]:
         """Record results of leases with their labels, and settle their assignments; all or nothing.
 
         Recording an attempt key twice changes nothing. The first label of a configuration, device
@@ -154,6 +155,9 @@ class Measurements(Repository):
             results: Attempts, under the `Assignment.attempt_key` of their leases, each with the id
                 of its assignment.
             max_attempts: Failures after which an assignment is abandoned.
+
+        Returns:
+            The assignments afterwards, by their ids.
 
         Raises:
             StoreError: The store cannot be written; step times are impossible; or an assignment
@@ -179,6 +183,7 @@ class Measurements(Repository):
         )
         changed: dict[str, Assignment] = {}
         done: list[_Attempt] = []
+        failed: list[dict[str, str]] = []
         for attempt in attempts:
             if attempt.measurement.attempt_key in new and attempt.assignment is not None:
                 before = changed.get(attempt.assignment.id, attempt.assignment)
@@ -187,8 +192,12 @@ class Measurements(Repository):
                     changed[after.id] = after
                     if after.state is AssignmentState.DONE:
                         done.append(attempt)
+                    elif before.host is not None:
+                        failed.append({"assignment_id": before.id, "host": before.host})
         write_labels(session, _labels_of(session, done))
         write(session, changed.values())
+        insert_new(session, FailedHostRow, failed)
+        return known | changed
 
     def record_many(self, measurements: Iterable[Measurement]) -> int:
         """Record attempts of no campaign and their labels, BATCH of them per transaction.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
@@ -60,8 +60,12 @@ def is_final(outcome: Outcome) -> bool:
     return outcome in _FINAL
 
 
-def attempts_allowed(outcome: Outcome | None, max_attempts: int) -> int:
-    """Return after how many failures an assignment is abandoned; the outcome of a loss is None.
+MAX_LOSSES = 10
+"""Number of times that an assignment may lose its worker before it is abandoned."""
+
+
+def attempts_allowed(outcome: Outcome, max_attempts: int) -> int:
+    """Return after how many failures an assignment is abandoned.
 
     A run beyond its time limit may have met a busy machine once, but a third one costs too much.
     """
@@ -134,11 +138,53 @@ class RoundRecord:
     campaign_id: str
     number: int
     purpose: Purpose
+    planned: Mapping[str, int]
+    """Number of assignments by device, for the devices whose part is planned."""
     report: Mapping[str, Any] | None
 
     @property
     def is_closed(self) -> bool:
         return self.report is not None
+
+
+class Pending(NamedTuple):
+    """Assignments of a campaign that have not ended: on one device, due in one round."""
+
+    device: str
+    due: int
+    """Round in which they were planned, and one more for each failure."""
+    waiting: int
+    leased: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """All that decides what a campaign does next, as one transaction read it."""
+
+    state: CampaignState
+    rounds: Sequence[RoundRecord]
+    """By number, without their reports: a closed one has an empty report."""
+    pending: Sequence[Pending]
+    attempts: Mapping[str, int]
+    """Number of attempts by device, failed ones included."""
+    seconds: Mapping[str, float]
+    """Duration of these attempts by device."""
+    labels: int
+    """Number of assignments with a label."""
+    has_pool: bool
+    is_enough: bool
+    """True if a stop rule has held: nothing more begins."""
+
+    @property
+    def leased(self) -> int:
+        """Number of assignments that are being measured."""
+        return sum(part.leased for part in self.pending)
+
+    @property
+    def ended(self) -> int:
+        """Number of times that an assignment has ended."""
+        planned = sum(sum(part.planned.values()) for part in self.rounds)
+        return planned - sum(part.waiting + part.leased for part in self.pending)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,28 +220,32 @@ class Assignment:
     attempts: int = 0
     """Number of its leases."""
     failures: int = 0
-    """Number of leases that ended without a result, interruptions on request excepted."""
+    """Number of attempts that the step itself failed."""
+    losses: int = 0
+    """Number of leases that ended because a worker was lost."""
     worker: str | None = None
+    host: str | None = None
+    """Node of the worker."""
 
     @property
     def attempt_key(self) -> str:
         """Key under which this lease's measurement is recorded."""
         return f"{self.id}-{self.attempts}"
 
-    def leased(self, worker: str) -> Self:
-        """Return the assignment after a lease to a worker."""
-        attempts = self.attempts + 1
-        return replace(self, state=AssignmentState.LEASED, attempts=attempts, worker=worker)
-
     def ended(self, state: AssignmentState) -> Self:
         """Return the assignment in this state, without a worker."""
-        return replace(self, state=state, worker=None)
+        return replace(self, state=state, worker=None, host=None)
 
     def failed(self, limit: int) -> Self:
         """Return the assignment after a failure: open, or abandoned after `limit` failures."""
-        failures = self.failures + 1
-        state = AssignmentState.OPEN if failures < limit else AssignmentState.FAILED
-        return replace(self, state=state, worker=None, failures=failures)
+        return replace(self._open_below(self.failures + 1, limit), failures=self.failures + 1)
+
+    def lost(self) -> Self:
+        """Return the assignment after the loss of its worker: open, or abandoned at last."""
+        return replace(self._open_below(self.losses + 1, MAX_LOSSES), losses=self.losses + 1)
+
+    def _open_below(self, count: int, limit: int) -> Self:
+        return self.ended(AssignmentState.OPEN if count < limit else AssignmentState.FAILED)
 
 
 @dataclass(frozen=True, kw_only=True)

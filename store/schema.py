@@ -252,6 +252,8 @@ class RoundRow(Base):
     campaign_id: Mapped[str] = mapped_column(ForeignKey("campaigns.id"), primary_key=True)
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     purpose: Mapped[Purpose]
+    planned: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    """Number of assignments by device key, for the devices whose part is planned."""
     report: Mapped[dict[str, Any] | None] = mapped_column(JSON_)
     """Report of its end; NULL while it is open."""
 
@@ -274,7 +276,10 @@ class AssignmentRow(Base):
     state: Mapped[AssignmentState] = mapped_column(default=AssignmentState.OPEN)
     attempts: Mapped[int] = mapped_column(default=0)
     failures: Mapped[int] = mapped_column(default=0)
+    losses: Mapped[int] = mapped_column(default=0)
     worker: Mapped[str | None] = mapped_column(String(200))
+    host: Mapped[str | None] = mapped_column(String(255))
+    """Node of the worker."""
 
     __table_args__ = (
         ForeignKeyConstraint(
@@ -286,9 +291,20 @@ class AssignmentRow(Base):
         ),
         UniqueConstraint("campaign_id", "configuration_id", "device_key"),
         CheckConstraint("(worker IS NOT NULL) = (state = 'leased')", name="worker"),
-        CheckConstraint("failures BETWEEN 0 AND attempts", name="attempts"),
-        Index(None, "campaign_id", "device_key", "state", "round_number", "rank"),
+        CheckConstraint("(host IS NOT NULL) = (worker IS NOT NULL)", name="host"),
+        CheckConstraint("failures >= 0 AND losses >= 0", name="counts"),
+        CheckConstraint("failures + losses <= attempts", name="attempts"),
+        Index(None, "campaign_id", "state", "device_key"),
     )
+
+
+class FailedHostRow(Base):
+    """A node on which an assignment failed; others are tried first."""
+
+    __tablename__ = "failed_hosts"
+
+    assignment_id: Mapped[str] = mapped_column(ForeignKey("assignments.id"), primary_key=True)
+    host: Mapped[str] = mapped_column(String(255), primary_key=True)
 
 
 class MeasurementRow(Base):
@@ -425,15 +441,17 @@ class EventRow(Base):
     __tablename__ = "events"
 
     id: Mapped[int] = mapped_column(BIG, primary_key=True)
-    campaign_id: Mapped[str] = mapped_column(ForeignKey("campaigns.id"), index=True)
+    campaign_id: Mapped[str] = mapped_column(ForeignKey("campaigns.id"))
     at: Mapped[str] = mapped_column(UtcTime)
     kind: Mapped[str] = mapped_column(String(64))
     message: Mapped[dict[str, Any]]
 
+    __table_args__ = (Index(None, "campaign_id", "kind"),)
+
 
 METADATA = Base.metadata
 
-SCHEMA = "0018"
+SCHEMA = "0019"
 """Version of this schema."""
 VERSION_TABLE = Table(
     "alembic_version", METADATA, Column("version_num", String(32), primary_key=True)

@@ -104,7 +104,7 @@ def traces_here():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pool_file, "ray_runtime", lambda address: nullcontext())
-        patch.setattr(profiles, "trace_on_ray", lambda keys, _=None: map(profiles.trace_of, keys))
+        patch.setattr(profiles, "TraceTasks", lambda keys, **_: map(profiles.trace_of, keys))
         yield
 
 

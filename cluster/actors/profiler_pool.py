@@ -9,12 +9,12 @@ Import this module inside `with ray_runtime(...)` only (see there).
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import platform
+import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,18 +22,17 @@ import psutil
 import ray
 from ray.exceptions import ActorUnschedulableError, RayActorError, RayError, RayTaskError
 
-from trappm.cluster.profiles import Traced, trace_on_ray
+from trappm.cluster.campaign.messages import Finished, Task, Worker
+from trappm.cluster.profiles import TraceTasks
 from trappm.cluster.ray_runtime import (
     Placement,
     first_line,
+    has_other_nodes,
     last_line,
     no_room,
-    off_measuring_nodes,
     on_node,
     placement,
-    room_for,
 )
-from trappm.cluster.scheduler.messages import Finished, Task, Worker
 from trappm.profiler.errors import DeviceError, one_line
 from trappm.profiler.records import Configuration, Measurement, is_cpu_device
 from trappm.profiler.records import Protocol as MeasuringProtocol
@@ -54,28 +53,14 @@ REFUSED_S = 60.0
 """Longest pause before the next profiler of a kind after failed starts."""
 
 EXCLUDED_S = 660.0
-"""Seconds for which no profiler of a kind is started on a node where its device is faulty: a minute
+"""Seconds for which no profiler of a kind is started on a node that cannot measure at all: a minute
 more than an autoscaler with our files leaves a node idle."""
-
-SET_ASIDE_S = 3600.0
-"""Seconds after which a device that failed its checks is looked at again."""
-
-NODE_WORK_S = 600.0
-"""Work on each GPU from which on another one is asked for: its node takes minutes to start."""
-
-MOST_ASKED = 16
-"""Largest number of GPUs of a kind that are asked for at once."""
-
-MEAN_S = 6.0
-"""Duration of a measurement before one has ended; that of our H100."""
 
 LOCK_S = 60.0
 """Longest wait for another measurement on a GPU; Ray gives each GPU to one profiler."""
 
 STARTS = 3
 """Number of failed starts in a row that end a campaign where no other node can join."""
-
-MANY = 1 << 30
 
 
 class ProfilerActor:
@@ -148,10 +133,10 @@ class _Profiler:
 class _Kind:
     """Profilers of one device that are to come."""
 
-    to_come: int = MANY
-    """Number of assignments that are still to begin."""
-    mean_s: float = MEAN_S
-    """Mean duration of a measurement."""
+    wanted: int = 0
+    """Number of profilers that have work; fewer may come."""
+    at_most: int = sys.maxsize
+    """Number of profilers that there may be, as others need GPUs, too."""
     needed_at: float = field(default_factory=time.monotonic)
     """Time at which there was work last."""
     refused_until: float = 0.0
@@ -161,7 +146,7 @@ class _Kind:
     room: int = 0
     """Number of profilers that the cluster's GPUs have room for, excluded nodes left out."""
     is_told: bool = False
-    """True if it was reported that others have all GPUs of its kind."""
+    """True if it was reported that no node has enough GPUs."""
 
     @property
     def is_refused(self) -> bool:
@@ -175,14 +160,14 @@ class _Kind:
 
 @dataclass(eq=False)
 class ProfilerPool:
-    """A profiler actor for each GPU of the campaign's kinds, and for each host of its CPU devices.
+    """Profiler actors on GPUs of the campaign's kinds, and on each host of its CPU devices.
 
-    The first call of `joined` recruits: idle GPUs cost money while the pool is profiled. From then
-    on, profilers start within a second or so on nodes that join. Where the cluster may grow, as
-    many profilers wait for a GPU as a kind's work needs, which makes an autoscaler act.
+    There are as many as `want` allows: none while the pool is traced, as idle GPUs cost money.
+    Profilers start within a second or so on nodes that join. Where the cluster may grow, those that
+    wait for a GPU make an autoscaler act.
 
-    A device that is faulty gives its GPU back, and its node gets no new profiler of that kind for
-    some time; profilers on the node's other GPUs continue.
+    A node that cannot measure gets no new profiler for some time. A single faulty GPU is held by
+    its profiler, so that no other one gets it (`campaign.host_checks`).
     """
 
     devices: Sequence[str]
@@ -207,14 +192,14 @@ class ProfilerPool:
         """Tasks that were given to workers which had just ended."""
         self._recruited_at = -RECRUIT_S
 
-    def trace(self, keys: Sequence[TraceKey]) -> Iterator[Traced]:
-        """Yield traced steps in the order of completion."""
-        return trace_on_ray(keys)
+    def trace(self, keys: Sequence[TraceKey]) -> TraceTasks:
+        """Begin to trace steps, on nodes that do not measure if there are any."""
+        return TraceTasks(keys, off_devices=self.devices)
 
     @property
     def traces_elsewhere(self) -> bool:
         """Return whether steps are traced on nodes that do not measure."""
-        return self.may_grow and bool(off_measuring_nodes())
+        return self.may_grow and has_other_nodes(self.devices)
 
     # Workers.
 
@@ -230,83 +215,65 @@ class ProfilerPool:
         absent = [device for device in self._kinds if not self._count(device)]
         return joining + (absent if self.may_grow else [])
 
-    def want(self, to_come: Mapping[str, int], mean_s: Mapping[str, float]) -> None:
-        """Announce by device how many measurements are to begin, and how long each takes.
+    def room(self, device: str) -> int:
+        """Return how many profilers of a device the cluster's GPUs have room for, now."""
+        return self._kinds[device].room
 
-        At 0, no worker need join.
+    def want(self, wanted: Mapping[str, int], at_most: Mapping[str, int]) -> None:
+        """Announce by device how many profilers have work, and how many there may be at most.
+
+        Where there is no work, none need join. What are too many give their GPUs to others.
         """
         for device, kind in self._kinds.items():
-            kind.to_come = to_come.get(device, 0)
-            kind.mean_s = mean_s.get(device, MEAN_S)
-            if kind.to_come:
+            kind.at_most = at_most.get(device, kind.at_most)
+            if wanted.get(device, 0) > kind.wanted:
+                self._recruited_at = -RECRUIT_S
+            kind.wanted = wanted.get(device, 0)
+            if kind.wanted:
                 kind.needed_at = time.monotonic()
 
     def _recruit(self) -> None:
-        """Start the profilers that have work and for which the cluster has room."""
+        """Start the profilers that have work, and end those that are too many."""
         if time.monotonic() - self._recruited_at < RECRUIT_S:
             return
         self._recruited_at = time.monotonic()
         nodes = [node for node in ray.nodes() if node["Alive"]]
-        places = {
-            device: replace(placement(device), avoided=kind.avoided)
-            for device, kind in self._kinds.items()
-        }
-        at_work = {d: place for d, place in places.items() if self._kinds[d].to_come}
-        for device, room in room_for(at_work, nodes).items():
-            self._kinds[device].room = room
-        for device, place in sorted(places.items(), key=lambda item: -item[1].gpus):
-            if self._kinds[device].is_refused:
-                continue
+        for device, kind in self._kinds.items():
+            place = replace(placement(device), avoided=kind.avoided)
             if place.gpus:
-                self._recruit_on_gpus(device, place, at_work, nodes)
-            else:
+                kind.room = place.room(nodes)
+                self._recruit_on_gpus(device, place, nodes)
+            elif kind.wanted and not kind.is_refused:
                 self._recruit_on_hosts(device, place, nodes)
 
-    def _recruit_on_gpus(
-        self, device: str, where: Placement, at_work: Mapping[str, Placement], nodes: Sequence[Any]
-    ) -> None:
-        """Let as many profilers wait as there may be free GPUs for; Ray finds the GPUs."""
+    def _recruit_on_gpus(self, device: str, where: Placement, nodes: Sequence[Any]) -> None:
+        """Let as many profilers wait for GPUs as have work; Ray finds the GPUs."""
         kind = self._kinds[device]
+        wanted = kind.wanted if self.may_grow else min(kind.wanted, kind.room)
         joining = [r for r, profiler in self._joining.items() if profiler.device == device]
-        wanted = kind.room - self._count(device, where.avoided)
-        suited = [node for node in nodes if where.suits(node)]
-        rivals = {d: place for d, place in at_work.items() if any(map(place.suits, suited))}
-        waited_for = [d for d in rivals if d != device and self._is_to_come(d)]
-        if not waited_for:
-            if self.may_grow:
-                needed = math.ceil(kind.to_come * kind.mean_s / NODE_WORK_S)
-                wanted = max(wanted, min(needed - self._count(device), MOST_ASKED))
-        elif any(rivals[d].gpus > where.gpus for d in waited_for):
-            wanted = 0  # single GPUs would be taken of every node that ranks need whole
-        wanted = max(min(wanted, kind.to_come), 0)
-        if suited and wanted and not kind.room and not kind.is_told:
+        missing = wanted - self._count(device)
+        if any(map(where.suits, nodes)) and wanted and not kind.room and not kind.is_told:
             kind.is_told = True
-            self.tell(no_room(device, rivals, nodes))
-        for _ in range(wanted - len(joining)):
-            self._start_profiler(device, where.options, None)
-        for reference in joining[wanted:]:  # so that no node is started for nothing
+            self.tell(no_room(device, where, nodes))
+        if not kind.is_refused:
+            for _ in range(missing - len(joining)):
+                self._start_profiler(device, where.options, None)
+        for reference in joining[max(missing, 0) :]:  # so that no node is started for nothing
             ray.kill(self._joining.pop(reference).actor)
-        if self.may_grow and self._recruited_at - kind.needed_at > RELEASE_S:
-            self._release_idle(device)
+        is_needed = time.monotonic() - kind.needed_at <= RELEASE_S
+        if self.may_grow:
+            self._release_idle(device, self._count(device) - (kind.at_most if is_needed else 0))
 
-    def _count(self, device: str, avoided: Collection[str] = ()) -> int:
-        """Return the number of profilers of a device, except those on some nodes."""
-        return sum(
-            p.device == device and p.node_id not in avoided for p in self._profilers.values()
-        )
+    def _count(self, device: str) -> int:
+        """Return the number of profilers of a device that have joined."""
+        return sum(profiler.device == device for profiler in self._profilers.values())
 
-    def _is_to_come(self, device: str) -> bool:
-        """Return whether there is room for profilers of this device, but none yet."""
-        kind = self._kinds[device]
-        return bool(kind.room) and not (self._count(device) or kind.is_refused)
-
-    def _release_idle(self, device: str) -> None:
-        """Give GPUs without work back: their nodes may go while others measure on."""
+    def _release_idle(self, device: str, count: int) -> None:
+        """Give GPUs back that have no work, or that are for another campaign."""
         busy = {worker.name for worker, _, _ in self._running.values()}
-        for name, profiler in list(self._profilers.items()):
-            if profiler.device == device and name not in busy:
-                del self._profilers[name]
-                ray.kill(profiler.actor)
+        idle = [n for n, p in self._profilers.items() if p.device == device and n not in busy]
+        for name in idle[: max(count, 0)]:
+            ray.kill(self._profilers.pop(name).actor)
 
     def _recruit_on_hosts(self, device: str, where: Placement, nodes: Sequence[Any]) -> None:
         everybody = [*self._profilers.values(), *self._joining.values()]
@@ -335,7 +302,11 @@ class ProfilerPool:
                 raise DeviceError(refusal)
             del self._joining[reference]
             ray.kill(profiler.actor)
-            self._exclude(profiler.device, facts["host"], EXCLUDED_S)
+            kind = self._kinds[profiler.device]
+            is_known = facts["host"] in kind.avoided
+            kind.excluded[facts["host"]] = time.monotonic() + EXCLUDED_S
+            if is_known:
+                return
             self.tell(
                 f"{profiler.device}: a node cannot measure; it is tried again in "
                 f"{EXCLUDED_S / 60:.0f} minutes: {refusal}"
@@ -343,7 +314,9 @@ class ProfilerPool:
             return
         name = "-".join([profiler.device, facts["host"][-8:], *facts["gpus"]])
         if name in self._profilers:
-            return  # its predecessor has ended, which has not been noticed yet
+            # Its predecessor has ended, which has not been noticed yet; another one is started.
+            ray.kill(self._joining.pop(reference).actor)
+            return
         del self._joining[reference]
         self._kinds[profiler.device].failed_starts = 0
         profiler.node_id, profiler.process = facts["host"], facts["process"]
@@ -371,18 +344,6 @@ class ProfilerPool:
             f"the next one is started in {pause_s:.0f} s"
         )
 
-    def _exclude(self, device: str, node_id: str, seconds: float) -> None:
-        """Start no profiler of a device on a node for some time."""
-        self._kinds[device].excluded[node_id] = time.monotonic() + seconds
-        for reference, profiler in list(self._joining.items()):
-            if profiler.device == device:  # Ray might put it there; another one is started
-                ray.kill(self._joining.pop(reference).actor)
-
-    def set_aside(self, worker: Worker) -> None:
-        """End a worker whose device failed its checks; it may join again after `SET_ASIDE_S`."""
-        self._exclude(worker.device, worker.host, SET_ASIDE_S)
-        self.dismiss(worker)
-
     def dismiss(self, worker: Worker) -> None:
         """End a worker that does not respond, and its task; another may join in its place."""
         profiler = self._profilers.pop(worker.name, None)
@@ -397,7 +358,8 @@ class ProfilerPool:
 
     def start(self, worker: Worker, task: Task, protocol: MeasuringProtocol) -> None:
         if worker.name not in self._profilers:
-            self._not_begun.append(Finished(worker, task, None, "the profiler was gone already"))
+            gone = "the profiler was gone already"
+            self._not_begun.append(Finished(worker, task, None, gone, is_lost=True))
             return
         actor = self._profilers[worker.name].actor
         reference = actor.measure.remote(task.configuration, protocol, task.attempt_key)
@@ -418,14 +380,20 @@ class ProfilerPool:
             return []
         ray.wait(awaited, timeout=timeout_s)  # for the first one
         ready, _ = ray.wait(awaited, num_returns=len(awaited), timeout=0)
+        finished = self.collect()
         for reference in ready:
             if reference in self._joining:
                 self._welcome(reference)
-        finished = [self._collect(reference) for reference in ready if reference in self._running]
         for reference in ready:
             if reference in self._alive:
                 self._remove(self._alive.pop(reference))
         return finished + self._dismiss_hung()
+
+    def collect(self) -> list[Finished]:
+        """Return what has finished, without waiting."""
+        running = list(self._running)
+        ready = ray.wait(running, num_returns=len(running), timeout=0)[0] if running else []
+        return [self._collect(reference) for reference in ready]
 
     def _remove(self, profiler: _Profiler) -> None:
         """Remove a profiler whose process has ended while it had nothing to do."""
@@ -451,10 +419,9 @@ class ProfilerPool:
         except RayTaskError as error:
             return Finished(worker, task, None, f"the profiler failed: {error.cause}")
         except RayError as error:
-            profiler = self._profilers.pop(worker.name, None)
-            if profiler is not None:
-                ray.kill(profiler.actor)  # if only its reply was lost
-            return Finished(worker, task, None, f"the profiler crashed: {first_line(error)}")
+            self.dismiss(worker)  # if only its reply was lost, it still measures
+            why = f"the profiler was lost: {first_line(error)}"
+            return Finished(worker, task, None, why, is_lost=True)
 
 
 def pause_after(failures: int) -> float:

@@ -19,7 +19,7 @@ import ray
 
 from trappm.cluster.actors.learner import LearnerHandle
 from trappm.cluster.actors.profiler_pool import ProfilerPool
-from trappm.cluster.campaign.loop import Campaign, CampaignStopped
+from trappm.cluster.campaign.campaign import Campaign, CampaignStopped
 from trappm.cluster.campaign.ownership import ownership
 from trappm.cluster.campaign.progress import Progress
 from trappm.cluster.spec import CampaignSpec

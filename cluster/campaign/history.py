@@ -10,75 +10,22 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING
 
-from trappm.cluster.scheduler.messages import Course
-from trappm.cluster.scheduler.state_machine import Machine
-from trappm.cluster.scheduler.stop_rules import CampaignEnd, Spend, Stop, StopRules, forecast
-from trappm.cluster.scheduler.training_report import LeftOut, Spent, TrainingReport
+from trappm.cluster.campaign.next_job import Course
+from trappm.cluster.campaign.stop_rules import CampaignEnd, Stop, StopRules, forecast
+from trappm.cluster.campaign.training_report import LeftOut, Spent, TrainingReport
 from trappm.cluster.spec import CampaignBudget, CampaignSpec, runs_nothing
 from trappm.learner.workload import CompiledPair, TrainingLabel
 from trappm.profiler.devices.catalogue import card_name
 from trappm.profiler.host.environment import stack_difference
 from trappm.profiler.records import METRICS, Execution, Provenance, is_cpu_device
 from trappm.store import AssignmentState, CampaignRecord, Store
+from trappm.store.campaigns import ENOUGH
 from trappm.store.records import Role
 
-if TYPE_CHECKING:
-    from trappm.cluster.campaign.host_checks import HostChecks
 
-ENOUGH = "enough"
-"""Kind of the event that records which stop rule held."""
-
-_ENDED = frozenset({AssignmentState.DONE, AssignmentState.FAILED})
-
-
-def ended_by_device(store: Store, campaign_id: str) -> Counter[str]:
-    """Return the number of assignments that need no measurement, by device."""
-    assignments = store.assignments.of_campaign(campaign_id)
-    return Counter(a.device for a in assignments if a.state in _ENDED)
-
-
-def machine_so_far(
-    store: Store, campaign_id: str, spec: CampaignSpec, checks: HostChecks
-) -> Machine:
-    """Return the scheduler of a campaign without leases, in the state that the store has."""
-    course = course_of(spec)
-    assignments = store.assignments.of_campaign(campaign_id)
-    closed = [r.number for r in store.rounds.all(campaign_id) if r.is_closed]
-    planned = {(a.device, a.round_number) for a in assignments}
-    planned |= {(device, number) for device in course.devices for number in closed}
-    next_rounds = {
-        d: next((n for n in range(course.rounds) if (d, n) not in planned), course.rounds)
-        for d in course.devices
-    }
-    return Machine(
-        course,
-        check_is_due=checks.is_due,
-        stopped=checks.stopped.keys(),
-        waiting=[a for a in assignments if a.state is AssignmentState.OPEN],
-        next_rounds=next_rounds,
-        closed=closed,
-        enough=rule_held(store, campaign_id) is not None,
-        spend=_spend(store, campaign_id, spec),
-    )
-
-
-def _spend(store: Store, campaign_id: str, spec: CampaignSpec) -> Spend:
-    """Return what the store knows to be spent of the campaign's budgets."""
-    seconds = store.campaigns.measuring_seconds_by_device(campaign_id)
-    attempts = store.campaigns.outcome_counts(campaign_id)
-    return Spend(
-        rules=spec.stop or StopRules(),
-        labels=store.campaigns.label_counts(campaign_id).get(campaign_id, 0),
-        seconds=sum(seconds.values()),
-        mean_s={device: s / sum(attempts[device].values()) for device, s in seconds.items()},
-        limit_s=spec.measuring_protocol.timeout_s,
-    )
-
-
-def course_of(spec: CampaignSpec) -> Course:
-    """Return what the scheduler needs of a campaign file.
+def course_of(spec: CampaignSpec, traces_elsewhere: bool = False) -> Course:
+    """Return what a campaign file asks for.
 
     On CPU devices one thing runs at a time. The same holds for simulated and replayed devices:
     waiting for the learner costs no GPU there, each round learns from the one before, and the
@@ -88,8 +35,10 @@ def course_of(spec: CampaignSpec) -> Course:
     return Course(
         devices=devices,
         shares={device: spec.shares(device) for device in devices},
-        max_attempts=spec.max_attempts,
-        keeps_host_quiet=any(is_cpu_device(d) or runs_nothing(d) for d in devices),
+        one_at_a_time=any(is_cpu_device(d) or runs_nothing(d) for d in devices),
+        traces_elsewhere=traces_elsewhere,
+        rules=spec.stop or StopRules(),
+        limit_s=spec.measuring_protocol.timeout_s,
     )
 
 

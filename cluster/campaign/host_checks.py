@@ -12,15 +12,20 @@ it was new.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from trappm.cluster.scheduler.messages import CanaryCheck, Finished, Worker
+from trappm.cluster.campaign.messages import CanaryCheck, Finished, Worker
 from trappm.cluster.spec import runs_nothing
 from trappm.profiler.measuring.attempt import worker_failed
 from trappm.profiler.measuring.canary import CanaryDecision, CanaryPlan, CanaryReading, CanaryWatch
 from trappm.profiler.records import Measurement
 from trappm.store import RefusedRowError, Store
+
+SET_ASIDE_S = 3600.0
+"""Seconds after which a device that failed its checks is looked at again."""
 
 _MOST_WORKER_FAILURES = 3
 """Number of successive failures after which a worker without a canary is stopped."""
@@ -34,14 +39,21 @@ class HostChecks:
     campaign_id: str
     canary: CanaryPlan | None
     """Plan of the canaries; None for none."""
+    clock: Callable[[], float]
+    """Monotonic seconds."""
 
     def __post_init__(self) -> None:
         self.stopped: dict[Worker, str] = {}
-        """Workers that measure nothing until they join again, and why."""
+        """Why workers were set aside. They keep their GPUs, which no other worker gets then."""
+        self._stopped_until: dict[Worker, float] = {}
         self._watches: dict[Worker, CanaryWatch] = {}
         self._canary_losses: Counter[Worker] = Counter()
         self._failures: Counter[Worker] = Counter()
         """Successive failures of workers without a canary."""
+
+    def is_stopped(self, worker: Worker) -> bool:
+        """Return whether a worker is set aside."""
+        return self.clock() < self._stopped_until.get(worker, -math.inf)
 
     def is_due(self, worker: Worker) -> bool:
         """Return whether this worker's canary is due before an assignment."""
@@ -64,7 +76,7 @@ class HostChecks:
         """
         worker, measurement = finished.worker, finished.measurement
         if measurement is None:
-            return self._lose_canary(worker, str(finished.loss))
+            return self._lose_canary(worker, str(finished.why))
         reading = self._watches[worker].take(measurement)
         try:
             self.store.canaries.save(reading, campaign_id=self.campaign_id)
@@ -111,6 +123,9 @@ class HostChecks:
 
     def _stop(self, worker: Worker, why: str) -> None:
         self.stopped[worker] = why
+        self._stopped_until[worker] = self.clock() + SET_ASIDE_S
+        self._failures.pop(worker, None)
+        self._watches.pop(worker, None)
         message = f"{worker.device}: {worker.name} is set aside for an hour: {why}"
         event = {"message": message, "worker": worker.name}
         self.store.campaigns.log_event(self.campaign_id, "canary", event)

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from trappm.cluster.campaign.messages import Choice, ChoiceRequest
 from trappm.cluster.profiles import steps_of
-from trappm.cluster.scheduler.messages import Choice, ChoiceRequest
 from trappm.cluster.spec import ALL, LEAST_TRAINING_LABELS, CampaignSpec
 from trappm.learner.stats.errors import split_architectures
 from trappm.learner.stats.folds import content_groups

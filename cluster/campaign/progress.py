@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from statistics import fmean
 
-from trappm.cluster.scheduler.messages import AwaitQuiet, Task
-from trappm.cluster.scheduler.state_machine import Machine
-from trappm.cluster.scheduler.training_report import TrainingReport
+from trappm.cluster.campaign.training_report import TrainingReport
 from trappm.cluster.spec import CampaignSpec
 from trappm.profiler.records import Measurement, Outcome
+from trappm.store.records import Standing
 
 LINES_KEPT = 1_000
 """Number of lines of news that are kept for watchers; the store keeps all events."""
@@ -39,25 +38,26 @@ class Progress:
 
 
 def seconds_to_go(
-    spec: CampaignSpec, machine: Machine, ended: Counter[str], workers: Counter[str]
+    spec: CampaignSpec, standing: Standing, training_s: float, workers: Mapping[str, int]
 ) -> float | None:
-    """Return the expected seconds to the end of a campaign; None while unknown.
-
-    Args:
-        spec: The campaign file.
-        machine: State of the campaign, with the durations of measurements and trainings.
-        ended: Number of assignments that have ended by device.
-        workers: Number of workers by device.
-    """
-    mean_s = machine.spend.mean_s
-    if not mean_s:
+    """Return the expected seconds to the end of a campaign; None before the first measurement."""
+    attempts = sum(standing.attempts.values())
+    if not attempts:
         return None
+    overall_s = sum(standing.seconds.values()) / attempts
+    pending, planned = Counter[str](), Counter[str]()
+    for part in standing.pending:
+        pending[part.device] += part.waiting + part.leased
+    for known in standing.rounds:
+        planned.update(known.planned)
     total_s = 0.0
     for device in spec.devices.keys:
-        each_s = mean_s.get(device, fmean(mean_s.values()))
-        total_s += each_s * (spec.budget(device) - ended[device]) / max(1, workers[device])
-    rounds_to_come = 2 + spec.rounds.count - max(machine.rounds.current, 1)
-    return total_s + rounds_to_come * (machine.learner.training_s or 0.0)
+        count = standing.attempts.get(device)
+        each_s = standing.seconds[device] / count if count else overall_s
+        to_come = max(spec.budget(device) - planned[device], 0) + pending[device]
+        total_s += each_s * to_come / max(1, workers.get(device, 0))
+    open_rounds = 2 + spec.rounds.count - sum(known.is_closed for known in standing.rounds)
+    return total_s + max(open_rounds - 1, 1) * training_s
 
 
 def measurement_line(measurement: Measurement) -> str:
@@ -72,14 +72,6 @@ def measurement_line(measurement: Measurement) -> str:
     return f"{measurement.device}  {measurement.configuration}  {result}"
 
 
-def quiet_line(pause: AwaitQuiet, whose: str) -> str:
-    """Return one line for a pause because other programs use the cores of a host."""
-    return (
-        f"Other programs use {pause.others_share:.0%} of {whose} cores; {pause.unstable} of the "
-        f"last {pause.attempts} runs were unstable. Waiting {pause.seconds:.0f} s for quiet."
-    )
-
-
 def round_line(number: int, report: TrainingReport) -> str:
     """Return one line for a round whose heads have been judged."""
     parts = []
@@ -87,8 +79,3 @@ def round_line(number: int, report: TrainingReport) -> str:
         errors = [f"{metric} {e['mape']:.1f} %" for metric, e in by_metric.items()]
         parts.append(f"{device}: {', '.join(errors) or 'no label judges'}")
     return f"round {number}: error on held-out architectures: {'; '.join(parts)}"
-
-
-def task_line(task: Task) -> str:
-    """Return a few words for what a worker does."""
-    return str(task.configuration)

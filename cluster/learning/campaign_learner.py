@@ -17,8 +17,8 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from trappm.cluster.scheduler.messages import Choice, ChoiceRequest
-from trappm.cluster.scheduler.training_report import (
+from trappm.cluster.campaign.messages import Choice, ChoiceRequest
+from trappm.cluster.campaign.training_report import (
     Judgement,
     TrainingReport,
     TransferErrors,

@@ -6,6 +6,7 @@ The workers make their measurements up; the store and the loop are the real ones
 from __future__ import annotations
 
 import math
+import time
 import uuid
 from collections import Counter
 from pathlib import Path
@@ -14,11 +15,11 @@ from zlib import crc32
 import numpy as np
 import yaml
 
-from trappm.cluster.campaign.loop import Campaign
+from trappm.cluster.campaign.campaign import Campaign
+from trappm.cluster.campaign.messages import CanaryCheck, Choice, Finished, Worker
 from trappm.cluster.campaign.ownership import this_process
+from trappm.cluster.campaign.training_report import TrainingReport
 from trappm.cluster.profiles import Traced
-from trappm.cluster.scheduler.messages import CanaryCheck, Choice, Finished, Worker
-from trappm.cluster.scheduler.training_report import TrainingReport
 from trappm.cluster.spec import CampaignSpec, parse_spec
 from trappm.profiler.host.environment import utc_now
 from trappm.profiler.measuring.attempt import WORKER
@@ -114,11 +115,8 @@ class FakeWorkers:
         self.wasted: Counter[str] = Counter()
         """Assignments that sick workers were given, by worker."""
         self.traces_elsewhere = False
-        self.set_aside_after: list[int] = []
-        """Number of starts after which a worker was set aside."""
-        self.back_after = math.inf
-        """Number of starts after which workers that were set aside are repaired and come back."""
-        self._aside: set[str] = set()
+        self.cancelled = 0
+        """Number of traces that were asked for and cancelled."""
         self.at = at
         self.duplicates = duplicates or {}
         self.faults = dict(faults or {})
@@ -135,32 +133,33 @@ class FakeWorkers:
         self._running = []
 
     def trace(self, keys):
-        for key in keys:
-            self.traced.append(key)
-            if key.model == "vgg11":
-                yield Traced(key, Refusal("too small an input"))
-            else:
-                yield Traced(key, without_step(key, self.duplicates.get(key.model)))
+        return FakeTraces(self, keys)
+
+    def may_trace(self):
+        return True
+
+    def trace_of(self, key):
+        if key.model == "vgg11":
+            return Traced(key, Refusal("too small an input"))
+        return Traced(key, without_step(key, self.duplicates.get(key.model)))
 
     def joined(self):
-        if len(self.starts) >= self.back_after:
-            self._aside.clear()
-            self.sick.clear()
         return [
             Worker(name, device, name if name in self._hosts else "host", "stack")
             for name, device in self._names
-            if name not in self._aside
         ]
-
-    def set_aside(self, worker):
-        self._aside.add(worker.name)
-        self.set_aside_after.append(len(self.starts))
 
     def awaited(self):
         return []
 
-    def want(self, waiting, mean_s):
+    def room(self, device):
+        return 0
+
+    def want(self, wanted, at_most):
         pass
+
+    def collect(self):
+        return self.wait(0)
 
     def running(self):
         return list(self._running)
@@ -193,7 +192,7 @@ class FakeWorkers:
                     fault = self.poison
             lost = fault == "lost"
             measurement = None if lost else self._measure(worker, task, cost, fault)
-            finished.append(Finished(worker, task, measurement, "the profiler crashed"))
+            finished.append(Finished(worker, task, measurement, "the profiler crashed", lost))
         self._running = []
         return finished
 
@@ -233,6 +232,23 @@ def made_up(
         failed_in=None if ok else failed_in,
         environment={"stack_fingerprint": "stack", "host": host},
     )
+
+
+class FakeTraces:
+    """Traces that workers make one by one."""
+
+    def __init__(self, workers, keys):
+        self._workers, self._keys = workers, list(keys)
+
+    def take(self, timeout_s):
+        if not self._workers.may_trace():
+            return []
+        key = self._keys.pop(0)
+        self._workers.traced.append(key)
+        return [self._workers.trace_of(key)]
+
+    def cancel(self):
+        self._workers.cancelled += len(self._keys)
 
 
 class Inline:
@@ -303,7 +319,7 @@ def owned(store, campaign_id):
     return store.as_owner(campaign_id, owner_id)
 
 
-def campaign(store, workers, learner=None, campaign_id=None, **changes):
+def campaign(store, workers, learner=None, campaign_id=None, clock=time.monotonic, **changes):
     if campaign_id is None:
         record = store.campaigns.create("tiny", spec(**changes).model_dump(mode="json"), 7)
         campaign_id = record.id
@@ -314,6 +330,7 @@ def campaign(store, workers, learner=None, campaign_id=None, **changes):
         workers=workers,
         learner=Inline(learner or FakeLearner()),
         snapshots=Path("unused"),
+        clock=clock,
         watch=lambda progress: setattr(workers, "lines", progress.lines),
     )
     return workers.campaign

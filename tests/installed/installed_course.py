@@ -15,7 +15,7 @@ sys.path.append(sys.argv[1])
 
 import campaign_crew
 
-from trappm.cluster.campaign.loop import Campaign
+from trappm.cluster.campaign.campaign import Campaign
 from trappm.cluster.learning.campaign_learner import CampaignLearner
 from trappm.cluster.profiles import trace_of
 from trappm.cluster.spec import load_preset

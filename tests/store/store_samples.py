@@ -114,7 +114,7 @@ def campaign_with(store, configurations, *, device=DEVICE, role="train"):
     """A campaign with one round in which all these wait to be measured; its id."""
     campaign_id = store.campaigns.create("tiny", {"budget": 3}, 7).id
     store.campaigns.set_pool(campaign_id, [(member, False) for member in configurations])
-    store.rounds.plan(campaign_id, 0, "initial", planned(configurations, device, role))
+    store.rounds.plan(campaign_id, 0, "initial", device, planned(configurations, device, role))
     return campaign_id
 
 
@@ -123,12 +123,8 @@ def states(store, campaign_id):
 
 
 def lease_next(store, campaign_id, worker="w"):
-    """Leases what is next, as a campaign's machine would have it; None if nothing is open."""
-    waiting = store.assignments.of_campaign(campaign_id, device=DEVICE, state="open")
-    if not waiting:
-        return None
-    first = min(waiting, key=lambda a: (a.round_number, a.failures, a.rank, a.configuration.id))
-    return store.assignments.lease([(first.id, worker)])[0]
+    """Leases what is next; None if nothing is open."""
+    return store.assignments.lease_next(campaign_id, DEVICE, worker)
 
 
 def process(host="here", pid=1):

@@ -24,10 +24,10 @@ def fill(store):
     store.pools.save("tiny", some)
     campaign_id = store.campaigns.create("tiny", {"budget": 3}, 7).id
     store.campaigns.set_pool(campaign_id, [*((c, False) for c in some), (held_out, True)])
-    store.rounds.plan(campaign_id, 0, "evaluation", planned([held_out], role="evaluate"))
+    store.rounds.plan(campaign_id, 0, "evaluation", DEVICE, planned([held_out], role="evaluate"))
     measure_next(store, campaign_id)
     store.rounds.close(campaign_id, 0, {"error": 0.5})
-    store.rounds.plan(campaign_id, 1, "initial", planned(some[:4]))
+    store.rounds.plan(campaign_id, 1, "initial", DEVICE, planned(some[:4]))
     measure_next(store, campaign_id, power_w=50.0)
     measure_next(store, campaign_id, "oom", memory_detail_mib={"capacity": 4096.0})
     measure_next(store, campaign_id, "unsupported")

@@ -5,7 +5,7 @@ import itertools
 import random
 import time
 
-from store_samples import configuration, measurement, process
+from store_samples import DEVICE, configuration, measurement, process
 
 from trappm.store import NotOwnerError, Store
 from trappm.store.owners import OwnedError
@@ -51,11 +51,12 @@ def _turns(mine, campaign_id, name, count, results):
     leases = []
     for _ in range(count):
         done = [(measurement(x.configuration, attempt_key=x.attempt_key), x.id) for x in leases]
-        waiting = mine.assignments.of_campaign(campaign_id, state="open")[:2]
         mine.measurements.record(done)
         for _, assignment_id in done:
             results.put((name, assignment_id))
-        leases = mine.assignments.lease([(assignment.id, name) for assignment in waiting])
+        workers = f"{name} 1", f"{name} 2"
+        leased = [mine.assignments.lease_next(campaign_id, DEVICE, worker) for worker in workers]
+        leases = [lease for lease in leased if lease is not None]
         if not leases:
             return bool(mine.assignments.of_campaign(campaign_id, state="leased"))
     return True

@@ -18,7 +18,7 @@ from trappm.terminal.plots import scatter
 from trappm.terminal.tables import console, minute, print_line, print_table, table
 
 if TYPE_CHECKING:
-    from trappm.cluster.scheduler.training_report import TrainingReport
+    from trappm.cluster.campaign.training_report import TrainingReport
     from trappm.store import Store
 
 PERIOD_S = 2.0

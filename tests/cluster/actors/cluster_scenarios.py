@@ -72,13 +72,44 @@ def steps_traced(url):
     def hosts():
         keys = [TraceKey("test_resnet", size) for size in range(6)]
         with mock.patch.dict(vars(profiles), _trace_to_bytes=where):
-            return {traced.refusal for traced in profiles.trace_on_ray(keys)}
+            tasks = profiles.TraceTasks(keys, off_devices=[A100, V100])
+            return {traced.refusal for traced in tasks}
 
     with emulated([("A100", 1), ("V100", 1)]) as made:
         on_head = hosts() == {made.head_node.node_id}
-        with mock.patch.dict(vars(ray_runtime), _nodes=lambda: ray.nodes()[:0]):
-            anywhere = hosts()
+    with emulated([("A100", 1), ("V100", 1)], head_cores=0):
+        anywhere = hosts()
     return {"on_head": on_head, "anywhere": len(anywhere)}
+
+
+def nodes_that_trace_replaced(url):
+    """The only node that traces goes, and another one comes."""
+    folder = Path(os.environ["TRAPPM_HOME"])
+
+    def slow(key):
+        (folder / f"{key.input_size} begun").touch()
+        while not (folder / "go").exists():
+            time.sleep(0.1)
+        return entry_to_bytes(Refusal(ray.get_runtime_context().get_node_id())), True
+
+    with (
+        emulated([("A100", 1)], head_cores=0) as made,
+        mock.patch.dict(vars(profiles), _trace_to_bytes=slow),
+    ):
+        first = add(made, None, 0)
+        tasks = profiles.TraceTasks(
+            [TraceKey("test_resnet", size) for size in range(2)], off_devices=["a100"]
+        )
+        wait_until(lambda: list(folder.glob("* begun")))
+        made.remove_node(first, allow_graceful=False)
+        second = add(made, None, 0)
+        (folder / "go").touch()
+        traced = list(tasks)
+        return {
+            "refusals": [t.refusal for t in traced],
+            "second": second.node_id,
+            "count": len(traced),
+        }
 
 
 def node_comes_late(url):
@@ -96,7 +127,6 @@ def node_comes_late(url):
 
 def autoscaled_from_nothing(url):
     """No worker is there when the campaign begins, nor a while after it has ended."""
-    trappm.cluster.actors.profiler_pool.NODE_WORK_S = 5.0
     with autoscaled() as join:
         before, watched = workers(), Watched()
         report = play(url, spec(240, devices=("a100", "v100")))
@@ -214,10 +244,10 @@ def gpus_while_tracing(url):
 
     class Pool(MadeUpPool):
         def trace(self, keys):
-            yield from super().trace(keys)
             if keys:
                 time.sleep(3.0)
                 free.append(ray.available_resources().get("GPU", 0))
+            return super().trace(keys)
 
     with emulated(NODES), mock.patch.dict(vars(emulated_cluster), MadeUpPool=Pool):
         return play(url, spec(60)) | {"free": free}
@@ -245,9 +275,9 @@ def paused_and_resumed_at_once(url):
 
 
 SCENARIOS = {f.__name__: f for f in (
-    calm, steps_traced, node_comes_late, autoscaled_from_nothing, autoscaled_with_a_broken_node,
-    node_out_of_order, node_lost, worker_frozen, learner_killed, campaign_killed,
-    campaign_node_lost, campaign_node_lost_with_postgresql, gpus_while_tracing,
+    calm, steps_traced, nodes_that_trace_replaced, node_comes_late, autoscaled_from_nothing,
+    autoscaled_with_a_broken_node, node_out_of_order, node_lost, worker_frozen, learner_killed,
+    campaign_killed, campaign_node_lost, campaign_node_lost_with_postgresql, gpus_while_tracing,
     paused_and_resumed_at_once, database_away, restarted_during_an_outage, two_hosts,
 )}  # fmt: skip
 

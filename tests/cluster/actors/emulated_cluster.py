@@ -41,14 +41,14 @@ from ray.cluster_utils import Cluster  # noqa: E402
 
 import trappm.cluster.actors.profiler_pool  # noqa: E402
 import trappm.cluster.campaign.actor  # noqa: E402
-import trappm.cluster.campaign.loop  # noqa: E402
+import trappm.cluster.campaign.campaign  # noqa: E402
 import trappm.cluster.campaign.ownership  # noqa: E402
 import trappm.cluster.launch  # noqa: E402
 import trappm.store.owners  # noqa: E402
 from trappm.cluster.actors.learner import LearnerHandle  # noqa: E402
 from trappm.cluster.actors.profiler_pool import ProfilerPool, this_process  # noqa: E402
 from trappm.cluster.campaign.actor import CampaignActor  # noqa: E402
-from trappm.cluster.campaign.loop import Campaign  # noqa: E402
+from trappm.cluster.campaign.campaign import Campaign  # noqa: E402
 from trappm.cluster.profiles import Traced  # noqa: E402
 from trappm.cluster.ray_runtime import ACCELERATOR_LABEL, NAMESPACE  # noqa: E402
 from trappm.cluster.spec import CampaignSpec  # noqa: E402
@@ -179,8 +179,21 @@ class MadeUpPool(ProfilerPool):
     """The real pool, with such profilers."""
 
     def trace(self, keys):
-        for key in keys:
-            yield Traced(key, without_step(key))
+        return MadeUpTraces(keys)
+
+
+class MadeUpTraces:
+    """Traces of no model, all at once."""
+
+    def __init__(self, keys):
+        self._made = [Traced(key, without_step(key)) for key in keys]
+
+    def take(self, timeout_s):
+        made, self._made = self._made, []
+        return made
+
+    def cancel(self):
+        pass
 
 
 def spec(
@@ -203,14 +216,15 @@ def spec(
 
 
 @contextlib.contextmanager
-def emulated(nodes):
+def emulated(nodes, head_cores=2):
     """A cluster with a head that measures nothing, and these (label, GPUs) nodes."""
     with tempfile.TemporaryDirectory(prefix="tr-", ignore_cleanup_errors=True) as folder:
         os.environ["RAY_TMPDIR"] = folder  # where it notes its address, which others would join
         Path(folder, "ray").mkdir()
         shared = {"object_store_memory": 80 << 20, "memory": 1 << 30, "include_dashboard": False}
         made = head({
-            **shared, "num_cpus": 2, "memory": 4 << 30, "no_monitor": True, "temp_dir": folder,
+            **shared, "num_cpus": head_cores, "memory": 4 << 30, "no_monitor": True,
+            "temp_dir": folder,
         })  # fmt: skip
         made.shared = shared
         try:

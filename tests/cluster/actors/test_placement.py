@@ -10,9 +10,9 @@ from trappm.cluster.ray_runtime import (
     ACCELERATOR_LABEL,
     CPU_LABEL,
     NODE_LABEL,
+    has_other_nodes,
     off_measuring_nodes,
     placement,
-    room_for,
 )
 from trappm.profiler.devices.catalogue import read_name
 from trappm.profiler.errors import DeviceError
@@ -47,29 +47,12 @@ def nodes(*gpus):
 
 
 @pytest.mark.extension("parallel")
-@pytest.mark.parametrize(
-    ("gpus", "ranks", "singles"),
-    [((4, 4), 1, 4), ((8,), 1, 4), ((4,), 1, 0), ((2,), 0, 2), ((4, 1), 1, 1), ((4,) * 8, 6, 8),
-     ((), 0, 0)],
-)  # fmt: skip
-def test_ranks_and_single_gpus_share_nodes(gpus, ranks, singles):
-    places = {device: placement(device) for device in ("a100", "a100x4")}
-    assert room_for(places, nodes(*gpus)) == {"a100": singles, "a100x4": ranks}
-
-
-def test_devices_on_different_nodes_do_not_share_gpus():
-    v100 = {"Labels": {ACCELERATOR_LABEL: "V100"}, "Resources": {"GPU": 3.0}}
-    places = {device: placement(device) for device in ("a100", "v100", "cpu-2t")}
-    assert room_for(places, [*nodes(4, 2), v100]) == {"a100": 6, "v100": 3}
-
-
-@pytest.mark.extension("parallel")
-def test_a_node_without_room_for_both_devices_is_refused_in_one_line(monkeypatch):
-    monkeypatch.setattr(ray_runtime, "_nodes", lambda: nodes(4))
-    ray_runtime.require_nodes(("a100", "a100x2"))
-    with pytest.raises(DeviceError, match=r"room for a100 .* in addition to a100x4: .* have 4;"):
-        ray_runtime.require_nodes(("a100", "a100x4"))
-    with pytest.raises(DeviceError, match=r"room for a100x8 \(GPUs: 8\): "):
+def test_ranks_need_their_gpus_on_one_node(monkeypatch):
+    assert placement("a100").room(nodes(4, 2)) == 6
+    assert placement("a100x4").room(nodes(4, 2)) == 1
+    monkeypatch.setattr(ray_runtime, "_nodes", lambda: nodes(4, 4))
+    ray_runtime.require_nodes(("a100x4",))
+    with pytest.raises(DeviceError, match=r"room for a100x8 \(GPUs: 8\): .* have 4, 4; start"):
         ray_runtime.require_nodes(("a100x8",))
 
 
@@ -85,15 +68,24 @@ CORES = {"NodeID": "cores", "Resources": {"CPU": 8.0}, "Labels": {CPU_LABEL: "tr
 
 
 @pytest.mark.parametrize(
-    ("nodes", "chosen"),
+    ("nodes", "others"),
     [
-        ([HEAD, GPU, CORES], "in(head)"),
-        ([HEAD, GPU, SECOND], "in(head,second)"),
-        ([HEAD_WITHOUT_CORES, GPU, CORES], None),  # better there than nowhere
-        ([CORES], None),
+        ([HEAD, GPU, CORES], True),
+        ([HEAD_WITHOUT_CORES, GPU, SECOND], True),
+        ([HEAD_WITHOUT_CORES, GPU, CORES], True),  # another campaign may measure cores there
+        ([HEAD_WITHOUT_CORES, GPU], False),
     ],
 )
-def test_profiles_avoid_measuring_nodes_if_there_are_others(monkeypatch, nodes, chosen):
+def test_traces_avoid_nodes_that_measure_by_their_labels(monkeypatch, nodes, others):
     monkeypatch.setattr(ray_runtime, "_nodes", lambda: nodes)
-    expected = {} if chosen is None else {"label_selector": {NODE_LABEL: chosen}}
-    assert off_measuring_nodes() == expected
+    options = off_measuring_nodes(["a100", "v100"])
+    assert options["label_selector"] == {ACCELERATOR_LABEL: "!in(A100,V100)"}
+    assert options["fallback_strategy"] == [{"label_selector": {}}]  # better there than nowhere
+    assert has_other_nodes(["a100", "v100"]) is others
+
+
+def test_traces_of_a_pool_avoid_all_gpus(monkeypatch):
+    monkeypatch.setattr(ray_runtime, "_nodes", lambda: [HEAD, GPU])
+    assert off_measuring_nodes([])["label_selector"] == {ACCELERATOR_LABEL: "!in(A100)"}
+    monkeypatch.setattr(ray_runtime, "_nodes", lambda: [HEAD])
+    assert off_measuring_nodes([]) == {}

@@ -53,6 +53,12 @@ def test_steps_are_traced_on_nodes_that_do_not_measure(play):
     assert report["anywhere"] >= 1
 
 
+def test_traces_follow_to_a_node_that_replaces_the_one_that_traced(play):
+    report = play("nodes_that_trace_replaced")
+    assert report["count"] == 2
+    assert set(report["refusals"]) <= {report["second"]} | set(report["refusals"][:1])
+
+
 def test_a_node_that_joins_late_is_used_without_a_restart(play):
     report = play("node_comes_late")
     assert is_whole(report)

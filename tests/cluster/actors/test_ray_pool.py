@@ -46,7 +46,7 @@ keys.append(TraceKey("test_no_such", 64))
 with ray_runtime(sys.argv[1]):
     from trappm.cluster import profiles
     profiles._trace_to_bytes = crash_on_fp16
-    made = list(profiles.trace_on_ray(keys))
+    made = list(profiles.TraceTasks(keys))
 print(json.dumps({str(t): [t.has_graph, t.refusal, t.is_final] for t in made}))
 """
 
@@ -69,7 +69,7 @@ def make_in_return_environment(key):
 with ray_runtime(sys.argv[1]):
     from trappm.cluster import profiles
     profiles._trace_to_bytes = make_in_return_environment
-    made = list(profiles.trace_on_ray([TraceKey("test_resnet", size) for size in range(64, 72)]))
+    made = list(profiles.TraceTasks([TraceKey("test_resnet", size) for size in range(64, 72)]))
 print(json.dumps([json.loads(t.refusal) for t in made]))
 """
 

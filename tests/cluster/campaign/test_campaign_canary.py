@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 
 import pytest
 from campaign_crew import (
@@ -17,8 +18,8 @@ from campaign_crew import (
     spec,
 )
 
-from trappm.cluster.campaign.host_checks import HostChecks
-from trappm.cluster.campaign.loop import CanaryStopError
+from trappm.cluster.campaign.campaign import CanaryStopError
+from trappm.cluster.campaign.host_checks import SET_ASIDE_S, HostChecks
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Provenance
 
@@ -69,7 +70,7 @@ def test_the_reference_is_the_median_of_the_first_readings_of_all_campaigns(stor
     worker, protocol = workers.joined()[0], spec().measuring_protocol
     for _ in range(5):
         of_this_campaign = store.campaigns.create("one of many", {}, 7).id
-        canaries = HostChecks(store, of_this_campaign, plan)
+        canaries = HostChecks(store, of_this_campaign, plan, time.monotonic)
         assert canaries.is_due(worker)
         workers.start(worker, canaries.begin(worker), protocol)
         canaries.take(*workers.wait(0))
@@ -124,14 +125,20 @@ def test_a_sick_gpu_wastes_few_attempts(store, canary, wasted):
 
 @pytest.mark.parametrize("canary", [CANARY, False])
 def test_a_worker_that_was_set_aside_measures_again_once_it_is_repaired(store, canary):
-    workers = FakeWorkers(workers=GPUS, sick={"gpu-1": 0})
-    workers.back_after = 40
-    run = campaign(store, workers, canary=canary, **MANY)
+    """Until then it keeps its GPU, and the seven others go on."""
+
+    def repair():
+        workers.sick.clear()
+        now[0] += SET_ASIDE_S
+
+    now = [0.0]
+    workers = FakeWorkers(workers=GPUS, sick={"gpu-1": 0}, at=(40, repair))
+    run = campaign(store, workers, clock=lambda: now[0], canary=canary, **MANY)
     assert run.run() == "snap1"
-    (set_aside,) = workers.set_aside_after
-    later = [name for name, what in workers.done if what == "label"][40:]
-    assert set_aside < 40
-    assert "gpu-1" in later
+    labels = [name for name, what in workers.done if what == "label"]
+    assert labels[:40].count("gpu-1") == (0 if canary else 3)
+    assert "gpu-1" in labels[40:]
+    assert set(labels[:40]) >= {name for name, _ in GPUS} - {"gpu-1"}
     if canary:
         of_it = [what for name, what in workers.done if name == "gpu-1"]
         assert of_it[:5] == ["canary", "canary", "canary", "label", "label"]

@@ -18,9 +18,9 @@ from campaign_crew import (
 from encoded_pool import hasty_encoders
 
 from trappm.cluster.campaign.history import training_labels
+from trappm.cluster.campaign.messages import Choice, ChoiceRequest
 from trappm.cluster.learning.campaign_learner import CampaignLearner
 from trappm.cluster.profiles import trace_of
-from trappm.cluster.scheduler.messages import Choice, ChoiceRequest
 from trappm.learner.acquisition import STRATEGIES
 from trappm.learner.acquisition.pool_knowledge import PoolKnowledge
 from trappm.learner.paper.presets import PRESETS
@@ -308,7 +308,7 @@ class Unlucky(FakeWorkers):
         self.fault, self.victim, self.left = fault, None, failures
 
     def _measure(self, worker, task, cost, fault):
-        is_training = getattr(task, "role", None) == "train"  # a canary has none
+        is_training = getattr(task, "role", None) == "train" and worker.device == "cpu-2t"
         if is_training and self.victim in {None, task.configuration.id} and self.left:
             self.victim, self.left, fault = task.configuration.id, self.left - 1, self.fault
         return super()._measure(worker, task, cost, fault)
@@ -335,8 +335,8 @@ def test_a_configuration_quarantined_as_unstable_can_be_chosen_again(store):
 
 
 def test_a_configuration_that_failed_with_an_error_is_not_chosen_again(store):
-    workers, learner = Unlucky("error"), Forgiving()
-    run = ran(store, workers, learner)
+    workers, learner = Unlucky("error", failures=1), Forgiving()
+    run = ran(store, workers, learner, max_attempts=1)
     assert not any(request.unsteady for request in learner.requests)
     (failed,) = store.assignments.of_campaign(run.id, state="failed")
     assert failed.configuration.id == workers.victim
@@ -421,8 +421,8 @@ def test_a_chosen_step_is_measured_eager_and_compiled_where_triton_can(store):
 class WithSteps(FakeWorkers):
     """Workers that trace the steps of models."""
 
-    def trace(self, keys):
-        return map(trace_of, keys)
+    def trace_of(self, key):
+        return trace_of(key)
 
 
 def test_what_surely_does_not_fit_is_not_drawn_for_the_evaluation_set(store):

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 from campaign_crew import BUDGET, FakeLearner, FakeWorkers, campaign, labels_by_device, ran
 
+import trappm.cluster.campaign.campaign
 import trappm.cluster.campaign.history
-import trappm.cluster.campaign.loop
-from trappm.cluster.campaign.loop import CampaignStopped
+from trappm.cluster.campaign.campaign import CampaignStopped
+from trappm.cluster.campaign.training_report import Judgement
 from trappm.cluster.launch import order_retry
-from trappm.cluster.scheduler.training_report import Judgement
 from trappm.profiler.errors import InputError
 from trappm.reports.campaign_facts import campaign_facts
 from trappm.reports.campaign_report import print_status
@@ -131,8 +131,8 @@ class Clock(datetime.datetime):
 def test_after_the_deadline_running_measurements_are_kept_and_no_more_begin(
     store, monkeypatch, count
 ):
-    monkeypatch.setattr(trappm.cluster.campaign.loop, "TICK_S", 0.0)
-    monkeypatch.setattr(trappm.cluster.campaign.loop, "datetime", Clock)
+    monkeypatch.setattr(trappm.cluster.campaign.campaign, "LOOK_S", 0.0)
+    monkeypatch.setattr(trappm.cluster.campaign.campaign, "datetime", Clock)
     monkeypatch.setattr(Clock, "is_late", False)
     workers = FakeWorkers(workers=WORKERS, at=(count, lambda: setattr(Clock, "is_late", True)))
     run = gpu_campaign(store, workers, ends_at="2030-01-01T00:00:00+00:00")

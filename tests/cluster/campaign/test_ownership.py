@@ -13,10 +13,10 @@ from dataclasses import replace
 import pytest
 from campaign_crew import BUDGET, FakeLearner, FakeWorkers, campaign, labels_by_device, spec
 
-import trappm.cluster.campaign.loop
+import trappm.cluster.campaign.campaign
 import trappm.store.owners
 from trappm.cluster.campaign import ownership
-from trappm.cluster.campaign.loop import CampaignStopped
+from trappm.cluster.campaign.campaign import CampaignStopped
 from trappm.cluster.campaign.ownership import begin, machine, runs, this_process
 from trappm.store import CampaignState, NotOwnerError, OwnerProcess
 from trappm.store.owners import OwnedError
@@ -153,7 +153,7 @@ def test_a_campaign_that_was_stopped_before_it_was_claimed_does_not_run(store, c
 
 @pytest.mark.parametrize("after", [1, 5, 9])
 def test_a_campaign_that_was_taken_over_writes_nothing_more(store, after, monkeypatch):
-    monkeypatch.setattr(trappm.cluster.campaign.loop, "LOOK_S", 1e9)  # only writes are refused
+    monkeypatch.setattr(trappm.cluster.campaign.campaign, "LOOK_S", 1e9)  # only writes are refused
     other = FakeWorkers()
     workers = FakeWorkers(at=(after, lambda: campaign(store, other, campaign_id=run.id)))
     run = campaign(store, workers)
@@ -171,7 +171,7 @@ def test_a_campaign_that_was_taken_over_writes_nothing_more(store, after, monkey
 
 
 def test_a_campaign_that_was_taken_over_while_it_waits_stops_itself(store, monkeypatch):
-    monkeypatch.setattr(trappm.cluster.campaign.loop, "LOOK_S", 0.0)
+    monkeypatch.setattr(trappm.cluster.campaign.campaign, "LOOK_S", 0.0)
 
     class Waiting(FakeWorkers):
         def wait(self, timeout_s):

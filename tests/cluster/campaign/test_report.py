@@ -9,9 +9,9 @@ import pytest
 from campaign_crew import BUDGET, ONE_DEVICE, FakeLearner, FakeWorkers, campaign, made_up, ran
 from test_campaign_canary import CANARY
 
-from trappm.cluster.campaign.loop import CampaignStopped
+from trappm.cluster.campaign.campaign import CampaignStopped
+from trappm.cluster.campaign.training_report import TrainingReport
 from trappm.cluster.launch import order_retry
-from trappm.cluster.scheduler.training_report import TrainingReport
 from trappm.profiler.errors import CampaignError
 from trappm.profiler.measuring.canary import CanaryPlan, read_canary
 from trappm.profiler.records import Configuration, Outcome, Protocol

@@ -18,10 +18,8 @@ POOL = {
 
 
 class TracingWorkers(FakeWorkers):
-    def trace(self, keys):
-        for key in keys:
-            self.traced.append(key)
-            yield trace_of(key)
+    def trace_of(self, key):
+        return trace_of(key)
 
 
 def test_an_update_of_a_library_is_seen_by_campaigns_and_predictions_alike(

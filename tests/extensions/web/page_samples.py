@@ -9,7 +9,7 @@ import time
 from dataclasses import replace
 
 from encoded_pool import HELD_OUT, POOL, new_campaign
-from store_samples import measure_next, planned
+from store_samples import DEVICE, measure_next, planned
 from store_whole import canary_reading
 
 from trappm.store import CampaignState, Home, Store
@@ -65,14 +65,13 @@ def build_home(folder):
         campaign = new_campaign(store)
         judged = [c for c in POOL if c.architecture == HELD_OUT][:2]
         taught = [c for c in POOL if c.architecture != HELD_OUT]
-        store.rounds.plan(campaign, 0, "evaluation", planned(judged, role="evaluate"))
-        store.rounds.plan(campaign, 1, "initial", planned(taught[:4]))
+        store.rounds.plan(campaign, 0, "evaluation", DEVICE, planned(judged, role="evaluate"))
+        store.rounds.plan(campaign, 1, "initial", DEVICE, planned(taught[:4]))
         measure_some(store, campaign, 6)
         store.rounds.close(campaign, 0, {})
         store.rounds.close(campaign, 1, report(4, 22.5))
-        store.rounds.plan(campaign, 2, "acquired", planned(taught[4:5]))
-        (waiting,) = store.assignments.of_campaign(campaign, state="open")
-        store.assignments.lease([(waiting.id, "worker-1")])
+        store.rounds.plan(campaign, 2, "acquired", DEVICE, planned(taught[4:5]))
+        assert store.assignments.lease_next(campaign, DEVICE, "worker-1")
         store.canaries.save(CANARY, campaign_id=campaign)
         store.campaigns.log_event(campaign, "worker", {"message": "worker-1 has joined"})
         store.owners.begin_campaign(campaign)
@@ -83,7 +82,7 @@ def build_busy_campaign(store):
     """A finished campaign that measured 7 of 8 configurations on a busy machine."""
     campaign = new_campaign(store, "busy")
     store.owners.begin_campaign(campaign)
-    store.rounds.plan(campaign, 0, "initial", planned(POOL[:8]))
+    store.rounds.plan(campaign, 0, "initial", DEVICE, planned(POOL[:8]))
     measure_some(store, campaign, 7)
     for _ in range(3):
         measure_next(store, campaign, "unstable", message=BUSY)

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx_export import export_onnx
 from playwright.sync_api import expect, sync_playwright
-from store_samples import measure_next, planned
+from store_samples import DEVICE, measure_next, planned
 
 from trappm.cluster.campaign.ownership import ownership
 from trappm.extensions.web.app import FILES
@@ -198,7 +198,7 @@ def test_failed_campaign_shows_reason_and_outcomes(page, server, tmp_path, monke
     monkeypatch.setenv("TRAPPM_HOME", str(tmp_path))
     with Store.open(Home.open().database_url) as store:
         campaign = new_campaign(store, "lost")
-        store.rounds.plan(campaign, 0, "evaluation", planned(POOL[:1], role="evaluate"))
+        store.rounds.plan(campaign, 0, "evaluation", DEVICE, planned(POOL[:1], role="evaluate"))
         measure_next(store, campaign, "unstable", message="others had the cores")
         store.owners.begin_campaign(campaign)
         store.owners.end_campaign(campaign, CampaignState.FAILED, "too few labels; wait, resume")

@@ -1,6 +1,8 @@
 """What the store promises of campaigns, rounds, labels that they take over, and snapshots."""
 
 import math
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 from store_samples import (
@@ -15,8 +17,10 @@ from store_samples import (
 )
 
 from trappm.profiler.errors import CampaignError, InputError, StoreError
+from trappm.profiler.host.environment import utc_now
 from trappm.profiler.records import Precision
-from trappm.store import LabelFilter
+from trappm.store import LabelFilter, campaigns
+from trappm.store.records import MAX_LOSSES
 
 
 def test_campaigns_keep_their_spec_and_the_latest_comes_first(store):
@@ -56,7 +60,8 @@ def test_rounds_are_planned_once_per_device(store):
     campaign_id = campaign_with(store, [configuration(1), configuration(2)])
     for _ in "twice":
         other = planned([configuration(2)], device="a100")
-        store.rounds.plan(campaign_id, 0, "initial", other)
+        store.rounds.plan(campaign_id, 0, "initial", "a100", other)
+    assert store.rounds.all(campaign_id)[0].planned == {DEVICE: 2, "a100": 1}
     assignments = [
         (a.device, a.configuration.batch_size) for a in store.assignments.of_campaign(campaign_id)
     ]
@@ -66,24 +71,80 @@ def test_rounds_are_planned_once_per_device(store):
     assert store.assignments.of_campaign(campaign_id, round_number=1) == []
 
 
-def test_leases_are_all_or_none_and_a_repeated_call_changes_nothing(store):
+def test_a_worker_gets_the_next_assignment_and_the_same_again_until_it_has_ended(store):
     campaign_id = campaign_with(store, [configuration(b) for b in (1, 2)])
-    first, second = store.assignments.of_campaign(campaign_id)
-    (lease,) = store.assignments.lease([(first.id, "w")])
-    result = (measurement(configuration(1), attempt_key=lease.attempt_key), first.id)
-    with pytest.raises(StoreError, match="no assignment"):
-        store.assignments.lease([(second.id, "w"), ("nothing", "w")])
-    assert states(store, campaign_id) == [("leased", 1, 0), ("open", 0, 0)]
-    for _ in "twice":  # asked again, after an answer was lost
-        store.measurements.record([result])
-        (lease,) = store.assignments.lease([(second.id, "w")])
-        assert states(store, campaign_id) == [("done", 1, 0), ("leased", 1, 0)]
-    (label,) = store.labels.of_campaign(campaign_id)
-    assert label.configuration == configuration(1)
-    bad = (measurement(configuration(2), "error", attempt_key=lease.attempt_key), second.id)
+    lease_next = store.assignments.lease_next
+    first = lease_next(campaign_id, DEVICE, "w")
+    assert lease_next(campaign_id, DEVICE, "w") == first  # asked again, after a reply was lost
+    other = lease_next(campaign_id, DEVICE, "other")
+    assert lease_next(campaign_id, DEVICE, "third") is None
+    assert states(store, campaign_id) == [("leased", 1, 0), ("leased", 1, 0)]
+    result = (measurement(configuration(1), attempt_key=first.attempt_key), first.id)
+    for _ in "twice":
+        after = store.measurements.record([result])
+        assert after[first.id].state == "done"
+    bad = (measurement(configuration(2), "error", attempt_key=other.attempt_key), other.id)
     store.measurements.record([bad])
-    (again,) = store.assignments.lease([(second.id, "other")])  # tried again at once
-    assert (again.attempts, again.failures, again.worker) == (2, 1, "other")
+    again = lease_next(campaign_id, DEVICE, "w")
+    assert (again.id, again.attempts, again.failures, again.worker) == (other.id, 2, 1, "w")
+
+
+def test_what_failed_is_due_a_round_later_and_on_another_host_first(store):
+    campaign_id = campaign_with(store, [configuration(b) for b in (1, 2)])
+    both = {"hosts": {"a", "b"}}
+
+    def lease(host, before=1):
+        return store.assignments.lease_next(
+            campaign_id, DEVICE, f"on {host}", host=host, **both, before=before
+        )
+
+    first = lease("a")
+    failed = measurement(first.configuration, "error", attempt_key=first.attempt_key)
+    assert store.measurements.record([(failed, first.id)])[first.id].failures == 1
+    second = lease("a")
+    assert second.configuration != first.configuration
+    assert lease("b") is None  # it is due in round 1
+    (part,) = store.campaigns.standing(campaign_id).pending[1:]
+    assert (part.due, part.waiting, part.leased) == (1, 1, 0)
+    done = measurement(second.configuration, attempt_key=second.attempt_key)
+    store.measurements.record([(done, second.id)])
+    assert lease("a", before=2) is None  # it failed there
+    assert lease("b", before=None).id == first.id
+
+
+def test_a_loss_is_no_failure(store):
+    campaign_id = campaign_with(store, [configuration()])
+    for count in range(1, MAX_LOSSES + 1):
+        lease = store.assignments.lease_next(campaign_id, DEVICE, "w")
+        after = store.assignments.lose(lease.id, "its node is gone")
+        assert store.assignments.lose(lease.id, "its node is gone") == after
+        assert (after.losses, after.failures) == (count, 0)
+        assert after.state == ("failed" if count == MAX_LOSSES else "open")
+    assert store.assignments.lease_next(campaign_id, DEVICE, "w") is None
+    (loss,) = store.assignments.losses(campaign_id)
+    assert (loss.outcome, loss.count) == (None, 1)
+    assert store.assignments.reopen(campaign_id, None) == 1
+    assert states(store, campaign_id) == [("open", MAX_LOSSES, 0)]
+
+
+def test_two_launches_of_one_file_make_one_campaign(store):
+    """Also at one moment, as the second waits for the transaction of the first."""
+    spec = {"seed": 7, "budget": 3}
+    with ThreadPoolExecutor(8) as threads:
+        made = list(threads.map(lambda _: store.campaigns.start_or_continue("a", spec), range(8)))
+    assert len({campaign.id for campaign in made}) == len(store.campaigns.all()) == 1
+    other = store.campaigns.start_or_continue("a", spec | {"budget": 4})
+    assert (other.seed, other.spec["seed"]) == (8, 8)  # it does not repeat the first
+    assert store.campaigns.start_or_continue("b", spec, may_create=False) is None
+
+
+def test_an_id_that_is_taken_is_not_given_again(store):
+    first = store.campaigns.create("first", {}, 0)
+    call = SimpleNamespace(id=first.id + "0123456789abcdef", at=utc_now())
+    with store.database.writing(call) as session:
+        made = campaigns._created(session, "second", {}, 0)
+        assert (made.id, made.name) == ("01234567", "second")
+    assert store.campaigns.get(first.id).name == "first"
 
 
 @pytest.mark.parametrize(
@@ -92,9 +153,9 @@ def test_leases_are_all_or_none_and_a_repeated_call_changes_nothing(store):
 def test_an_invalid_round_is_not_planned_in_part(store, wrong):
     campaign_id = store.campaigns.create("one", {}, 0).id
     store.campaigns.set_pool(campaign_id, [(configuration(b), False) for b in (1, 2, 3)])
-    store.rounds.plan(campaign_id, 0, "initial", planned([configuration(1)]))
+    store.rounds.plan(campaign_id, 0, "initial", DEVICE, planned([configuration(1)]))
     with pytest.raises(StoreError):  # one is not in the pool; one was planned before
-        store.rounds.plan(campaign_id, 1, "acquired", planned(wrong))
+        store.rounds.plan(campaign_id, 1, "acquired", DEVICE, planned(wrong))
     assert [r.number for r in store.rounds.all(campaign_id)] == [0]
     assert len(store.assignments.of_campaign(campaign_id)) == 1
 
@@ -141,12 +202,3 @@ def test_labels_of_other_conditions_are_not_adopted(store, other):
     campaign_id = campaign_with(store, [configuration(1)])
     store.assignments.adopt_labels(campaign_id, DEVICE, usual.fingerprint, "quick")
     assert states(store, campaign_id) == [("open", 0, 0)]
-
-
-def test_assignments_that_failed_in_a_closed_round_stay_failed(store):
-    campaign_id = campaign_with(store, [configuration()])
-    for _ in range(3):
-        measure_next(store, campaign_id, "error")
-    store.rounds.close(campaign_id, 0, {})
-    store.assignments.reopen_failed(campaign_id)
-    assert states(store, campaign_id) == [("failed", 3, 3)]

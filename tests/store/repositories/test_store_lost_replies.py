@@ -33,8 +33,7 @@ def recorded(store, campaign_id):
 
 
 def leased(store, campaign_id):
-    following = store.assignments.of_campaign(campaign_id, state="open")[0]
-    return lambda: store.assignments.lease([(following.id, "w")])
+    return lambda: store.assignments.lease_next(campaign_id, DEVICE, "w")
 
 
 def failure_recorded(store, campaign_id):
@@ -62,21 +61,15 @@ def reopened(store, campaign_id):
     return lambda: store.assignments.reopen(campaign_id, "unsupported")
 
 
-def given_up(store, campaign_id):
-    for _ in range(3 * 4):
-        measure_next(store, campaign_id, "error")
-    return lambda: store.assignments.reopen_failed(campaign_id)
-
-
-def taken_back(store, campaign_id):
+def lost(store, campaign_id):
     lease = lease_next(store, campaign_id)
-    return lambda: store.assignments.take_back(lease.id, "it left")
+    return lambda: store.assignments.lose(lease.id, "it left")
 
 
 def planned_anew(store, _):
     new = store.campaigns.create("new", {}, 3).id
     store.campaigns.set_pool(new, [(configuration(1), False)])
-    return lambda: store.rounds.plan(new, 0, "initial", planned([configuration(1)]))
+    return lambda: store.rounds.plan(new, 0, "initial", DEVICE, planned([configuration(1)]))
 
 
 def running(store, campaign_id, what):
@@ -95,15 +88,17 @@ CASES = {
     "campaigns.log_event": lambda s, c: lambda: s.campaigns.log_event(c, "note", {"a": (1, 2)}),
     "rounds.plan": planned_anew,
     "rounds.close": lambda s, c: lambda: s.rounds.close(c, 0, {"error": 0.5}),
-    "assignments.take_back": taken_back,
+    "assignments.lose": lost,
+    "campaigns.start_or_continue": lambda s, c: (
+        lambda: s.campaigns.start_or_continue("new", {"seed": 3}).name
+    ),
     "assignments.release_leases": lambda s, c: (
         lease_next(s, c),
         lambda: s.assignments.release_leases(c),
     )[1],
-    "assignments.reopen_failed": given_up,
     "assignments.reopen": reopened,
     "assignments.adopt_labels": adopted,
-    "assignments.lease": leased,
+    "assignments.lease_next": leased,
     "measurements.record": recorded,
     "measurements.record of a failure": failure_recorded,
     "measurements._record_batch": lambda s, c: lambda: s.measurements.record_many(MANY),

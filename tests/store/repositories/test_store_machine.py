@@ -19,7 +19,6 @@ from hypothesis.stateful import (
 )
 from store_samples import DEVICE, ENVIRONMENT, campaign_with, configuration, measurement, owned
 
-from trappm.profiler.errors import StoreError
 from trappm.profiler.records import Outcome
 from trappm.store import CampaignState, NotOwnerError
 from trappm.store.owners import OwnedError
@@ -42,6 +41,7 @@ def assignment_machine(store):
             self.order = [a.id for a in store.assignments.of_campaign(self.campaign_id)]
             self.state = dict.fromkeys(self.order, "open")
             self.failures = dict.fromkeys(self.order, 0)
+            self.workers = itertools.count()
             self.held = {}
             """The current lease of each leased assignment."""
             self.old = []
@@ -62,15 +62,19 @@ def assignment_machine(store):
                 environment=self.environment,
             )
 
-        def turn(self, results, wanted):
-            """Records and leases, and has the model know of it."""
+        def turn(self, results, count):
+            """Records and leases so many, and has the model know of it."""
             handed_in = [(result, lease.id) for result, lease in results]
             self.mine.measurements.record(handed_in, max_attempts=MAX_ATTEMPTS)
-            leases = self.mine.assignments.lease([(id_, "w") for id_ in wanted])
             self.handed_in += [(result, lease.id) for result, lease in results]
-            self.held |= {lease.id: lease for lease in leases}
-            self.state |= dict.fromkeys(wanted, "leased")
-            assert [lease.id for lease in leases] == wanted
+            for _ in range(count):
+                waiting = [i for i in self.order if self.state[i] == "open"]
+                following = min(waiting, key=lambda i: (self.failures[i], self.order.index(i)))
+                worker = f"w{next(self.workers)}"
+                lease = self.mine.assignments.lease_next(self.campaign_id, DEVICE, worker)
+                assert lease.id == following
+                self.held[lease.id] = lease
+                self.state[lease.id] = "leased"
 
         def settle(self, lease, outcome, *, is_late=False):
             if outcome == "ok" and self.state[lease.id] != "done":  # what is done stays as it is
@@ -92,25 +96,25 @@ def assignment_machine(store):
                 data.draw(st.lists(st.sampled_from(sorted(self.held)), **few)) if self.held else []
             )
             waiting = [i for i in self.order if self.state[i] == "open"]
-            wanted = data.draw(st.lists(st.sampled_from(waiting), **few)) if waiting else []
+            count = data.draw(st.integers(0, min(2, len(waiting))))
             results = [(self.result_of(self.held[i], outcome), self.held[i]) for i in ended]
             for _, lease in results:
                 self.settle(lease, outcome)
-            self.turn(results, wanted)
+            self.turn(results, count if self.state else 0)
 
-        @precondition(lambda self: set(self.state.values()) & {"done", "failed"})
-        @rule(data=st.data())
-        def what_is_not_open_is_given_to_nobody(self, data):
-            closed = [i for i in self.order if self.state[i] in {"done", "failed"}]
-            with pytest.raises(StoreError, match="cannot be given"):
-                self.mine.assignments.lease([(data.draw(st.sampled_from(closed)), "w")])
+        @precondition(lambda self: "open" not in self.state.values())
+        @rule()
+        def what_is_not_open_is_given_to_nobody(self):
+            worker = f"w{next(self.workers)}"
+            assert self.mine.assignments.lease_next(self.campaign_id, DEVICE, worker) is None
 
         @precondition(lambda self: self.held)
         @rule(data=st.data())
         def lose(self, data):
             id_ = data.draw(st.sampled_from(sorted(self.held)))
-            self.mine.assignments.take_back(id_, "lost", max_attempts=MAX_ATTEMPTS)
-            self.fail(id_, MAX_ATTEMPTS)
+            after = self.mine.assignments.lose(id_, "lost")
+            self.state[id_] = after.state
+            self.old.append(self.held.pop(id_))
 
         def interrupted(self):
             for id_, lease in self.held.items():
@@ -149,10 +153,9 @@ def assignment_machine(store):
             dead = self.dead
             writes = [
                 lambda: dead.measurements.record(late),
-                lambda: dead.assignments.lease([(first_id, "ghost")]),
-                lambda: dead.assignments.take_back(first_id, "ghost"),
+                lambda: dead.assignments.lease_next(self.campaign_id, DEVICE, "ghost"),
+                lambda: dead.assignments.lose(first_id, "ghost"),
                 lambda: dead.assignments.release_leases(self.campaign_id),
-                lambda: dead.assignments.reopen_failed(self.campaign_id),
                 lambda: dead.campaigns.log_event(self.campaign_id, "ghost", {}),
                 lambda: dead.owners.end_campaign(self.campaign_id, CampaignState.FAILED, "ghost"),
                 lambda: dead.owners.finish_campaign(self.campaign_id, "ghost", None),
@@ -162,20 +165,13 @@ def assignment_machine(store):
             with pytest.raises(NotOwnerError, match="was taken over by host owner"):
                 data.draw(st.sampled_from(writes))()
 
-        @rule()
-        def reopen(self):
-            given_up = [i for i in self.order if self.state[i] == "failed"]
-            self.mine.assignments.reopen_failed(self.campaign_id)
-            self.state |= dict.fromkeys(given_up, "open")
-            self.failures |= dict.fromkeys(given_up, 0)
-
         @precondition(lambda self: self.old)
         @rule(outcome=st.sampled_from(["ok", "error"]))
         def come_in_late(self, outcome):
             lease = self.old.pop()
             result = self.result_of(lease, outcome)
             self.settle(lease, outcome, is_late=True)
-            self.turn([(result, lease)], [])
+            self.turn([(result, lease)], 0)
 
         @precondition(lambda self: self.handed_in)
         @rule(data=st.data())

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from encoded_pool import HELD_OUT, POOL, new_campaign
-from store_samples import planned
+from store_samples import DEVICE, planned
 from terminal import Terminal
 
 from trappm.store import Home, Store
@@ -26,7 +26,7 @@ def home(tmp_path_factory):
         campaign = new_campaign(store)
         free = [c for c in POOL if c.architecture != HELD_OUT]
         chosen = [replace(a, reason=r) for a, r in zip(planned(free[:2]), REASONS, strict=True)]
-        store.rounds.plan(campaign, 0, "acquired", chosen)
+        store.rounds.plan(campaign, 0, "acquired", DEVICE, chosen)
     return home
 
 

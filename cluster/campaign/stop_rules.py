@@ -7,9 +7,9 @@ second. Once a rule holds, nothing more begins.
 from __future__ import annotations
 
 import datetime
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import fmean
 
 import numpy as np
@@ -24,15 +24,12 @@ from pydantic import (
 )
 from scipy import stats  # type: ignore[import-untyped]
 
-from trappm.cluster.scheduler.training_report import Judgement, Spent
+from trappm.cluster.campaign.training_report import Judgement, Spent
 from trappm.profiler.records import METRICS
 from trappm.profiler.text import number_text
 
 SMALLEST_ERROR = 1e-3
 """Errors below this percentage count as this."""
-
-_NEWEST_WEIGHT = 0.05
-"""Weight of the newest measurement in a device's mean duration: about the last twenty count."""
 
 
 class StopRules(BaseModel):
@@ -141,81 +138,6 @@ def deadline_passed(rules: StopRules, now: datetime.datetime) -> Stop | None:
     if rules.ends_at is None or now < rules.ends_at:
         return None
     return Stop("clock", f"it is past {_time_text(rules.ends_at)}")
-
-
-@dataclass(kw_only=True)
-class Spend:
-    """Amounts spent of a campaign's budgets, counted as it goes.
-
-    What is being measured counts as if it had ended: it is expected to give a label and to take the
-    device's mean time. Before the first measurement has ended, each is expected to take as long as
-    its protocol allows. So a budget is exceeded only by runs that take longer than expected.
-    """
-
-    rules: StopRules = field(default_factory=StopRules)
-    labels: int = 0
-    """Number of labels on all devices so far."""
-    seconds: float = 0.0
-    """Seconds of measuring so far, failed attempts included."""
-    mean_s: dict[str, float] = field(default_factory=dict)
-    """Mean duration of measurements by device."""
-    limit_s: float = 0.0
-    """Longest time that one measurement may take."""
-    _running: Counter[str] = field(default_factory=Counter)
-
-    @property
-    def has_room(self) -> bool:
-        """Return whether one more measurement fits in addition to all that run."""
-        return self._exceeded() is None
-
-    @property
-    def awaits_first(self) -> bool:
-        """Return whether the first measurements, of unknown duration, may use up a budget.
-
-        False while nothing runs: a budget below one measurement's limit is used, too.
-        """
-        is_unknown = bool(self._running.total()) and not self.mean_s
-        return is_unknown and self._exceeded(self.limit_s) is not None
-
-    @property
-    def spent(self) -> Stop | None:
-        """The budget of which nothing more can be spent, once nothing runs."""
-        return None if self._running.total() else self._exceeded()
-
-    def begin(self, device: str) -> None:
-        """Note that a measurement begins on a device."""
-        self._running[device] += 1
-
-    def end(self, device: str) -> None:
-        """Note that a measurement has ended, whatever its outcome."""
-        self._running[device] -= 1
-
-    def spend(self, device: str, seconds: float) -> None:
-        """Count the time of a measurement."""
-        self.seconds += seconds
-        mean = self.mean_s.get(device, seconds)
-        self.mean_s[device] = mean + _NEWEST_WEIGHT * (seconds - mean)
-
-    def _exceeded(self, unknown_s: float = 0.0) -> Stop | None:
-        """Return the first budget that one more measurement, on any device, would exceed.
-
-        Args:
-            unknown_s: Duration of a measurement as long as none has ended.
-        """
-        longest_s = max(self.mean_s.values(), default=unknown_s)
-        to_come_s = sum(n * self.mean_s.get(d, longest_s) for d, n in self._running.items())
-        now = self.rules.budgets(self.labels, self.seconds)
-        then = self.rules.budgets(
-            self.labels + self._running.total() + 1, self.seconds + to_come_s + longest_s
-        )
-        for (rule, limit, spent), (_, _, expected) in zip(now, then, strict=True):
-            if expected > limit * (1.0 + 1e-9):  # sums of seconds are not exact
-                reason = f"{number_text(spent)} of {number_text(limit)} {rule} are spent"
-                if spent < limit:
-                    one_more = number_text(expected - spent, 2)
-                    reason += f", and one more measurement takes about {one_more}"
-                return Stop(rule, reason)
-        return None
 
 
 def forecast(rules: StopRules, begin: Spent, now: Spent, planned: int) -> CampaignEnd | None:

@@ -6,15 +6,14 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from trappm.cluster.scheduler.stop_rules import (
-    Spend,
+from trappm.cluster.campaign.stop_rules import (
     StopRules,
     deadline_passed,
     forecast,
     target_reached,
     upper_bound,
 )
-from trappm.cluster.scheduler.training_report import Judgement, Spent
+from trappm.cluster.campaign.training_report import Judgement, Spent
 
 START = datetime.datetime(2026, 11, 21, 12, 0, tzinfo=datetime.UTC)
 
@@ -84,22 +83,6 @@ def test_the_end_of_a_budget_is_forecast(rules, rule):
     assert coming.rule == rule
     assert coming.labels == pytest.approx(60)
     assert coming.at == START + datetime.timedelta(hours=1)
-
-
-@pytest.mark.parametrize(
-    ("rules", "reason"),
-    [
-        ({"labels": 60}, "60 of 60 labels are spent"),
-        ({"gpu_hours": 1.0}, "1 of 1 GPU-hours are spent"),
-    ],
-)
-def test_a_budget_is_spent_exactly(rules, reason):
-    rules, mean_s = StopRules(**rules), {"a100": 60.0}
-    assert Spend(rules=rules, labels=59, seconds=3540.0, mean_s=mean_s).spent is None
-    assert Spend(rules=rules, labels=60, seconds=3600.0, mean_s=mean_s).spent.reason == reason
-    rules, mean_s = StopRules(gpu_hours=10.0), {"a100": 0.75 * 3600}
-    stop = Spend(rules=rules, labels=50, seconds=9.5 * 3600, mean_s=mean_s).spent
-    assert stop.reason == "9.5 of 10 GPU-hours are spent, and one more measurement takes about 0.75"
 
 
 def test_a_deadline_ends_a_campaign():

@@ -1,0 +1,761 @@
+"""The campaign: one loop that carries out what SQL says, with real workers and a learner.
+
+    look at the store -> hand assignments to idle workers -> go on with the one job beside them
+          ^                                                              |
+          +------------ record what has come back, in one transaction <--+
+
+The label store is all there is: the loop reads the campaign's standing, `next_job` says what is to
+be done, and every result is recorded before the next look. In memory are only references to what
+runs, and what the learner's process knows, which is made again after a restart. So a campaign that
+is killed anywhere continues from the store.
+
+`actors.profiler_pool` measures and `actors.learner` learns; the campaign itself imports no Ray.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import threading
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trappm.cluster.campaign import history
+from trappm.cluster.campaign.host_checks import HostChecks
+from trappm.cluster.campaign.messages import Finished, Worker
+from trappm.cluster.campaign.next_job import (
+    Choose,
+    Close,
+    Job,
+    LearnerState,
+    MakePool,
+    Prepare,
+    Publish,
+    Train,
+    due_before,
+    may_measure,
+    next_job,
+    stop_that_holds,
+    waiting,
+)
+from trappm.cluster.campaign.planner import PURPOSES, Planner, first_steps, pool_of
+from trappm.cluster.campaign.progress import (
+    LINES_KEPT,
+    Progress,
+    measurement_line,
+    round_line,
+    seconds_to_go,
+)
+from trappm.cluster.campaign.sharing import Need, most_workers
+from trappm.cluster.campaign.stop_rules import Stop, target_reached
+from trappm.cluster.campaign.training_report import LeftOut, Spent, TrainingReport
+from trappm.cluster.spec import CampaignBudget, CampaignSpec, runs_nothing
+from trappm.learner.physics.device_specs import known_spec
+from trappm.profiler.errors import CampaignError, StoreError, TrappmError
+from trappm.profiler.host.environment import stack_fingerprint
+from trappm.profiler.records import Measurement, Outcome
+from trappm.profiler.trace_cache import TraceKey
+from trappm.store import (
+    Assignment,
+    AssignmentState,
+    CampaignState,
+    NotOwnerError,
+    RefusedRowError,
+    Store,
+)
+from trappm.store.campaigns import ENOUGH
+from trappm.store.measurements import Wanted, failed_attempt, recordable
+from trappm.store.owners import SILENT_S
+from trappm.store.records import Role, Standing
+
+if TYPE_CHECKING:
+    from trappm.cluster.actors.learner import LearnerHandle
+    from trappm.cluster.actors.profiler_pool import ProfilerPool
+
+LOOK_S = 1.0
+"""Longest time between two looks at the store: for orders, the deadline and the progress."""
+
+JOB_POLL_S = 0.1
+"""Longest wait for measurements while a job runs."""
+
+RIVALS_S = 3.0
+"""Seconds between two looks at the work of other campaigns."""
+
+SHOWN = 4
+"""Number of running measurements that the progress names."""
+
+
+class CampaignStopped(Exception):  # noqa: N818  (an order that was obeyed, not an error)
+    """The campaign was asked to stop and has put everything down where resume finds it."""
+
+
+class CanaryStopError(CampaignError):
+    """Canary or failures stopped the last worker of a device that is still needed."""
+
+
+@dataclass(kw_only=True, eq=False)
+class Campaign:
+    """Runs one campaign, from its first measurement to its snapshot."""
+
+    store: Store
+    """The label store, opened as the campaign's owner."""
+    id: str
+    spec: CampaignSpec
+    workers: ProfilerPool
+    learner: LearnerHandle
+    snapshots: Path
+    """Folder of the snapshots."""
+    watch: Callable[[Progress], None] = lambda progress: None
+    """Called with the progress whenever it changes."""
+    clock: Callable[[], float] = time.monotonic
+    """Seconds of a clock that never goes back."""
+
+    def __post_init__(self) -> None:
+        self.progress = Progress()
+        self.protocol = self.spec.measuring_protocol
+        self._course = history.course_of(self.spec, self.workers.traces_elsewhere)
+        self._planner = Planner(self.store, self.id, self.spec)
+        self._checks = HostChecks(self.store, self.id, self.spec.canary, self.clock)
+        self._workers: dict[str, Worker] = {}
+        """Workers by name, the longest idle first."""
+        self._adopted: set[tuple[str, str]] = set()
+        """Devices and software stacks whose earlier labels have been adopted."""
+        self._finished: list[Finished] = []
+        """What has come back and is not recorded yet."""
+        self._job: Iterator[None] | None = None
+        """The one job that runs beside the measurements; it yields while it waits."""
+        self._is_tracing = False
+        self._knows = LearnerState()
+        self._learner_error: TrappmError | None = None
+        self._report = TrainingReport()
+        self._left_out: Sequence[LeftOut] = ()
+        self._snapshot: str | None = None
+        self._is_over = False
+        self._notes: deque[tuple[str, str]] = deque()
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._others: defaultdict[str, list[Need]] = defaultdict(list)
+        self._rivals_at = -math.inf
+        self._seen: Standing | None = None
+        """The last look at the store; None after a change."""
+        self._look_at = 0.0
+
+    def stop(self) -> None:
+        """Ask a running campaign to stop; what is being measured is measured again later."""
+        self._stop.set()
+
+    def note(self, kind: str, message: str) -> None:
+        """Show a message, and record it within a second; from any thread."""
+        self._tell(news=message)
+        self._notes.append((kind, message))
+
+    def run(self) -> str | None:
+        """Run to the end.
+
+        Returns:
+            The snapshot's id; None if none is published, as its labels are not of hardware.
+
+        Raises:
+            CampaignStopped: It was asked to stop, by `stop` or by its state in the store, which
+                is then paused or cancelled.
+            CanaryStopError: No worker is left that may measure; the campaign is paused.
+            NotOwnerError: Another process has taken the campaign over; nothing more is written.
+            TrappmError: The campaign cannot continue; its state is failed, and it can be resumed.
+        """
+        try:
+            self._begin()
+            while not self._is_over:
+                self._step()
+        except NotOwnerError:
+            raise  # everything that follows belongs to the other process
+        except CampaignStopped:
+            self._end(CampaignState.PAUSED, "stopped on request")
+            raise
+        except CanaryStopError as stop:
+            self._end(CampaignState.PAUSED, str(stop))
+            raise
+        except Exception as error:
+            if isinstance(error, StoreError):
+                self.store = self.store.impatient()  # its time is up, and it is not waited again
+            with contextlib.suppress(StoreError):  # the first error is the one to report
+                self._end(CampaignState.FAILED, str(error))
+            raise
+        finally:
+            self._end_job()
+        self._tell(str(CampaignState.FINISHED), eta_s=None, current=())
+        return self._snapshot
+
+    def _begin(self) -> None:
+        """Say what is special, and take back what a killed process was measuring."""
+        if rehearsed := ", ".join(filter(runs_nothing, self.spec.devices.keys)):
+            self._tell(
+                news=f"a rehearsal: {rehearsed} runs nothing, so no snapshot will be published"
+            )
+        for remark in self.spec.remarks:
+            self._tell(news=remark)
+        reports = history.training_reports(self.store, self.id)
+        self._report = reports[-1] if reports else TrainingReport()
+        leased = self.store.assignments.of_campaign(self.id, state=AssignmentState.LEASED)
+        self.store.assignments.release_leases(self.id)
+        if self.store.rounds.all(self.id):
+            repeated = f"; {len(leased)} measurements were interrupted, and are repeated"
+            self.note("resumed", f"it continues{repeated if leased else ''}")
+
+    def _step(self) -> None:
+        """Take one turn of the loop: hand out, go on with the job, record what has come back."""
+        self._look()
+        self._welcome()
+        standing = self._look()
+        if stop := stop_that_holds(standing, self._course, datetime.now(UTC)):
+            self._stop_by(stop)
+            return
+        if self._job is None:
+            job = next_job(standing, self._course, self._knows, Counter(self._able_devices()))
+            self._job = None if job is None else self._start_job(job)
+            if job is None:
+                self._knows = replace(self._knows, may_choose=False)
+        self._go_on()
+        if self._seen is None:
+            return  # the job has changed what is to be done
+        begun = self._hand_out(standing)
+        if not (begun or self._job or self.workers.running()):
+            self._require_work(standing)
+        self._wait(JOB_POLL_S if self._job else LOOK_S)
+
+    def _look(self) -> Standing:
+        """Return the campaign's standing, read after the last change or within `LOOK_S`.
+
+        Raises:
+            CampaignStopped: It was asked to stop, by this process or another.
+        """
+        now = self.clock()
+        if self._seen is None or now >= self._look_at:
+            self._write_notes()
+            self._seen = self.store.campaigns.standing(self.id)
+            self._look_at = now + LOOK_S
+            if self._seen.state is not CampaignState.RUNNING:
+                self._stop.set()
+            self._want_workers(self._seen)
+            self._show_counts(self._seen)
+        if self._stop.is_set():
+            raise CampaignStopped
+        return self._seen
+
+    # The workers: they come and go.
+
+    def _want_workers(self, standing: Standing) -> None:
+        """Tell the pool how many workers have work, and how many there may be."""
+        counts, rivals = waiting(standing, self._course, self._knows), self._rivals()
+        at_work = Counter(worker.device for worker, _ in self.workers.running())
+        wanted, at_most = {}, {}
+        for device in self._course.devices:
+            most = self._max_workers(self.spec, device)
+            mine = Need(counts[device], at_work[device], most)
+            at_most[device] = most_workers(mine, rivals[device], self.workers.room(device))
+            wanted[device] = min(mine.workers, at_most[device])
+        self.workers.want(wanted, at_most)
+
+    def _rivals(self) -> Mapping[str, list[Need]]:
+        """Return the work of other campaigns on the same GPUs, read every few seconds."""
+        now = self.clock()
+        if now >= self._rivals_at:
+            self._rivals_at = now + RIVALS_S
+            self._others = defaultdict(list)
+            for campaign, part in self.store.campaigns.work():
+                is_alive = campaign.owner is not None and campaign.owner.silent_s < SILENT_S
+                if campaign.id != self.id and is_alive:
+                    most = self._max_workers(CampaignBudget.of(campaign), part.device)
+                    need = Need(part.waiting, part.leased, most)
+                    self._others[part.device].append(need)
+        return self._others
+
+    @staticmethod
+    def _max_workers(budget: CampaignBudget, device: str) -> int:
+        return budget.max_workers.on(device, budget.devices)
+
+    def _welcome(self) -> None:
+        """Take in workers that have come, and adopt labels for them; forget those that left."""
+        there = {worker.name: worker for worker in self.workers.joined()}
+        for worker in self._workers.values():
+            if there.get(worker.name) != worker:
+                self._checks.forget(worker)
+        known = {name: w for name, w in self._workers.items() if there.get(name) == w}
+        for worker in there.values():
+            if worker.name not in known:
+                self._adopt_labels(worker.device, worker.fingerprint)
+        self._workers = known | there
+
+    def _able_devices(self) -> list[str]:
+        """Return the devices of the workers that may measure."""
+        return [worker.device for worker in self._able()]
+
+    def _able(self) -> list[Worker]:
+        return [w for w in self._workers.values() if not self._checks.is_stopped(w)]
+
+    def _hand_out(self, standing: Standing) -> int:
+        """Lease assignments to idle workers and start them; return how many began.
+
+        Devices that share a host's cores take turns by round.
+        """
+        course = self._course
+        if self._job and (
+            course.one_at_a_time or (self._is_tracing and not course.traces_elsewhere)
+        ):
+            return 0
+        counts = waiting(standing, course, self._knows)
+        first_due = {part.device: part.due for part in reversed(standing.pending) if part.waiting}
+        busy = {worker.name: worker.host for worker, _ in self.workers.running()}
+        able = self._able()
+        idle = [w for w in able if counts[w.device] and w.name not in busy]
+        if course.one_at_a_time:
+            rank = {device: at for at, device in enumerate(course.devices)}
+            idle.sort(key=lambda worker: (first_due[worker.device], rank[worker.device]))
+        begun = leased = 0
+        for worker in idle:
+            if course.one_at_a_time and worker.host in busy.values():
+                continue
+            if self._checks.is_due(worker):
+                self._start(worker, self._checks.begin(worker))
+            elif may_measure(standing, course, begun=leased):
+                lease = self.store.assignments.lease_next(
+                    self.id, worker.device, worker.name, host=worker.host,
+                    hosts={w.host for w in able if w.device == worker.device},
+                    before=due_before(standing, course, self._knows, worker.device),
+                )  # fmt: skip
+                if lease is None:
+                    continue
+                self._checks.count_measurement(worker)
+                self._start(worker, lease)
+                leased += 1
+            else:
+                continue
+            busy[worker.name] = worker.host
+            begun += 1
+        if leased:
+            self._seen = None
+        return begun
+
+    def _start(self, worker: Worker, task: Any) -> None:
+        """Start a task; its worker is the last in turn."""
+        self._workers[worker.name] = self._workers.pop(worker.name)
+        self.workers.start(worker, task, self.protocol)
+
+    def _adopt_labels(self, device: str, fingerprint: str) -> None:
+        """Take the labels of earlier campaigns on a device under one software stack."""
+        if (device, fingerprint) in self._adopted:
+            return
+        # How memory is counted belongs to a stack, but shows only once something is measured.
+        stacks = {fingerprint}
+        for known, environment in self.store.measurements.device_environments(device).items():
+            if stack_fingerprint({**environment, "memory_method": None}) == fingerprint:
+                stacks.add(known)
+        before = self.store.campaigns.standing(self.id).ended
+        for stack in sorted(stacks):
+            self.store.assignments.adopt_labels(self.id, device, stack, self.protocol.name)
+        self._adopted |= {(device, stack) for stack in stacks}
+        adopted = self.store.campaigns.standing(self.id).ended - before
+        if adopted:
+            self._seen = None
+            self._tell(news=f"{device}: {adopted} labels taken from earlier campaigns")
+
+    def _require_work(self, standing: Standing) -> None:
+        """Check that the campaign goes on, when nothing runs and nothing could be started.
+
+        Raises:
+            TrappmError: The learner has failed, and all that it had planned is measured.
+            CanaryStopError: The checks of a device stopped its last worker.
+            CampaignError: No worker is left for a device, and none will come.
+        """
+        able = set(self._able_devices())
+        counts = waiting(standing, self._course, self._knows)
+        without = {device for device in counts if device not in able}
+        if not counts and self._learner_error is not None:
+            raise self._learner_error
+        lost = sorted(without - set(self.workers.awaited()))
+        here = [w for w in self._workers.values() if w.device in lost]
+        stopped_here = [f"{w.device}: {self._checks.stopped[w]}" for w in here]
+        if stopped_here:
+            raise CanaryStopError(
+                f"no worker is left for {'; '.join(stopped_here)}; see what became of its host "
+                "(other programs, clocks, cooling, driver); continue with: "
+                f"trappm campaign resume {self.id}"
+            )
+        if lost:
+            raise CampaignError(
+                f"no worker is left for device {', '.join(lost)}; start a node with it "
+                f"and continue with: trappm campaign resume {self.id}"
+            )
+        if without:
+            self._tell(f"waiting for a node with {', '.join(sorted(without))}", total=0)
+
+    # Measurements: recorded as they come back.
+
+    def _wait(self, timeout_s: float) -> None:
+        """Wait for measurements and record those that have come back."""
+        self._finished += self.workers.wait(timeout_s)
+        self._record()
+
+    def _record(self) -> None:
+        """Record what has come back in one transaction, and take back what was lost."""
+        finished = [self._recordable(entry) for entry in self._finished]
+        if not finished:
+            return
+        settled = self._recorded(finished)
+        self._finished = []
+        self._seen = None
+        for entry in finished:
+            worker, task = entry.worker, entry.task
+            if entry.is_lost:
+                self._checks.forget(worker)
+            if not isinstance(task, Assignment):
+                self._tell(news=self._checks.take(entry))
+                continue
+            if entry.is_lost:
+                self._tell(news=f"{task.device}  {task.configuration}  {entry.why}")
+                after = self.store.assignments.lose(task.id, str(entry.why))
+            else:
+                measurement, after = settled[task.id]
+                self._tell(news=measurement_line(measurement))
+                self._checks.take_outcome(worker, measurement)
+            if after.state is AssignmentState.FAILED:
+                self._abandoned(after, None if entry.is_lost else measurement.outcome)
+
+    def _recordable(self, entry: Finished) -> Finished:
+        """Return a result that can be stored: what is no measurement of the task is a failure."""
+        wanted = self._wanted(entry)
+        if entry.measurement is not None:
+            return replace(entry, measurement=recordable(entry.measurement, wanted))
+        if entry.is_lost or not isinstance(entry.task, Assignment):
+            return entry
+        return replace(entry, measurement=failed_attempt(str(entry.why), wanted))
+
+    def _recorded(self, finished: Sequence[Finished]) -> dict[str, tuple[Measurement, Assignment]]:
+        """Record results together, or one by one if the store refuses one of them.
+
+        Returns:
+            Measurements and their assignments afterwards, by the ids of these.
+        """
+        results = [
+            (entry.measurement, entry.task.id)
+            for entry in finished
+            if entry.measurement is not None and isinstance(entry.task, Assignment)
+        ]
+        try:
+            after = self.store.measurements.record(results, max_attempts=self.spec.max_attempts)
+            return {name: (measurement, after[name]) for measurement, name in results}
+        except RefusedRowError as error:
+            if len(finished) > 1:
+                parts = [self._recorded([entry]) for entry in finished]
+                return dict(itertools.chain.from_iterable(part.items() for part in parts))
+            (entry,) = finished
+            reason = f"what was measured cannot be recorded: {ascii(str(error))[1:-1]}"
+            return self._recorded(
+                [replace(entry, measurement=failed_attempt(reason, self._wanted(entry)))]
+            )
+
+    def _wanted(self, entry: Finished) -> Wanted:
+        """Return the measurement that a worker had to take."""
+        task, worker = entry.task, entry.worker
+        key = task.attempt_key
+        return Wanted(task.configuration, worker.device, self.protocol, key, worker.fingerprint)
+
+    def _abandoned(self, assignment: Assignment, outcome: Outcome | None) -> None:
+        """Say that an assignment gets no label unless it is retried."""
+        reason = {None: "its worker was lost", Outcome.UNSTABLE: "steps not steady"}.get(
+            outcome, outcome
+        )
+        attempts = assignment.failures + assignment.losses
+        message = (
+            f"{assignment.device}  {assignment.configuration}: no label after {attempts} attempts "
+            f"({reason}); try it again later with: trappm campaign resume {self.id} --retry-failed"
+        )
+        event = {"message": message, "id": assignment.id}
+        self.store.campaigns.log_event(self.id, "abandoned", event)
+        self._tell(news=message)
+
+    # Jobs: generators that yield while they wait.
+
+    def _start_job(self, job: Job) -> Iterator[None]:
+        match job:
+            case MakePool():
+                return self._make_pool()
+            case Prepare():
+                return self._prepare()
+            case Choose():
+                return self._choose(job)
+            case Train():
+                return self._train(job)
+            case Close():
+                return self._close(job)
+            case Publish():
+                return self._publish()
+
+    def _go_on(self) -> None:
+        """Go on with the job; after it the store is looked at again.
+
+        A learner that has failed, also when it was started again, does not stop the measurements.
+        """
+        if self._job is None:
+            return
+        try:
+            next(self._job)
+        except StopIteration:
+            self._job = None
+            self._seen = None
+        except LearnerError as error:
+            self._job = None
+            self._seen = None
+            self._learner_error = error.cause
+            self._knows = replace(self._knows, has_failed=True)
+            self.note("learner", f"{error.cause}; what is planned is still measured")
+
+    def _end_job(self) -> None:
+        """Cancel what a job has begun."""
+        if self._job is not None:
+            self._job.close()  # type: ignore[attr-defined]
+
+    def _make_pool(self) -> Iterator[None]:
+        """Store the pool, after one trace of each model, which gives its graph.
+
+        Raises:
+            InputError: The pool is too small for the budget.
+        """
+        configurations = pool_of(self.spec, self.store)
+        self._tell("pool", news=f"pool: {len(configurations)} configurations")
+        yield from self._trace("graphs", first_steps(configurations).values())
+        self._planner.store_pool(configurations)
+
+    def _prepare(self) -> Iterator[None]:
+        """Trace the other steps, give the learner the pool, and have it train its encoder."""
+        for device in self.spec.devices.keys:
+            if known_spec(self._planner.card(device)) is None:
+                self._tell(
+                    news=f"{device} is not in profiler/devices/catalogue.csv: how long its steps "
+                    "take is learned from labels alone, without its data sheet"
+                )
+        yield from self._trace("steps", self._planner.steps())
+        yield from self._call("encoder", "set_pool", *self._planner.learner_pool())
+        self._knows = replace(self._knows, is_ready=True)
+        self._tell(news=f"encoder: ready, {len(self._planner.pool)} configurations embedded")
+
+    def _trace(self, stage: str, keys: Collection[TraceKey]) -> Iterator[None]:
+        """Trace the steps that are missing, and show their number and the time to go."""
+        missing = self.store.traces.missing(keys)
+        if not missing:
+            return
+        begin, before = self.clock(), len(keys) - len(missing)
+        self._tell(stage, done=before, total=len(keys))
+        self._is_tracing = True
+        tasks = self.workers.trace(missing)
+        try:
+            done = 0
+            while done < len(missing):
+                is_idle = not self.workers.running()
+                for traced in tasks.take(LOOK_S if is_idle else 0.0):
+                    traced.keep(self.store.traces)
+                    if traced.remark:
+                        self._tell(news=traced.remark)
+                    done += 1
+                if done:
+                    to_go_s = (self.clock() - begin) / done * (len(missing) - done)
+                    eta_s = to_go_s if done < len(missing) else None
+                    self._tell(stage, done=before + done, total=len(keys), eta_s=eta_s)
+                yield
+        finally:
+            tasks.cancel()
+            self._is_tracing = False
+
+    def _call(self, stage: str | None, method: str, *arguments: Any) -> Iterator[None]:
+        """Call a method of the learner and wait for `self.learner.result`.
+
+        Args:
+            stage: Stage under which its progress is shown, if nothing is measured.
+            method: Name of the method.
+            *arguments: Its arguments.
+
+        Raises:
+            LearnerError: It failed.
+        """
+        try:
+            self.learner.begin(method, *arguments)
+            while not self.learner.wait(0.0 if self.workers.running() else JOB_POLL_S):
+                if stage is not None and not self.workers.running():
+                    done, total = self.learner.progress()
+                    self._tell(stage, done=done, total=total)
+                yield
+        except TrappmError as error:
+            raise LearnerError(error) from error
+
+    def _choose(self, job: Choose) -> Iterator[None]:
+        """Draw or choose a device's part of a round, and store it."""
+        device, number = job.device, job.round_number
+        if number == 0:
+            chosen = self._planner.draw(device, job.count)
+        else:
+            request = self._planner.request(device, number, job.count)
+            yield from self._call("choosing", "choose", request)
+            chosen = self._planner.chosen(device, self.learner.result, job.count)
+        self.store.rounds.plan(self.id, number, PURPOSES[min(number, 2)], device, chosen)
+        stacks = {known for known in self._adopted if known[0] == device}
+        self._adopted -= stacks
+        for stack in sorted(stacks):
+            self._adopt_labels(*stack)
+
+    def _train(self, job: Train) -> Iterator[None]:
+        """Train on all labels, judge the heads, and check the target errors.
+
+        Raises:
+            CampaignError: All labels that could come are there, and they are too few.
+        """
+        known = history.training_labels(self.store, self.id)
+        for left_out in known.left_out:
+            if left_out not in self._left_out:
+                self.note("stack", str(left_out))
+        self._left_out = known.left_out
+        ended, began = self._look().ended, self.clock()
+        yield from self._call("learning", "fit", known.labels)
+        report: TrainingReport = self.learner.result
+        standing, source = self.store.campaigns.standing(self.id), self.spec.devices.source
+        has_heads = source in report.devices
+        self._knows = replace(
+            self._knows, has_heads=has_heads, known=ended, may_choose=True,
+            training_s=self.clock() - began,
+        )  # fmt: skip
+        if job.is_last_chance and not has_heads and not standing.is_enough:
+            outcomes = self.store.campaigns.outcome_counts(self.id).get(source, {})
+            attempts = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items())
+            raise CampaignError(
+                f"the initial draw gave too few labels on {source} to learn from "
+                f"(attempts: {attempts}); when the machine is quiet: "
+                f"trappm campaign resume {self.id} --retry-failed --outcome "
+                f"{max(outcomes, key=outcomes.__getitem__, default='error')}"
+            )
+        spent = Spent(standing.labels, sum(standing.seconds.values()), datetime.now(UTC))
+        self._report = replace(report, left_out=self._left_out, spent=spent)
+        stop = target_reached(self._course.rules, report.evaluation, self.spec.devices.keys)
+        if stop is not None and not standing.is_enough:
+            self._stop_by(stop)
+
+    def _close(self, job: Close) -> Iterator[None]:
+        """Close a round with the report of the latest training."""
+        yield from ()
+        number = job.round_number
+        self.store.rounds.close(self.id, number, self._report.to_json() if number else {})
+        if number:
+            self._tell(news=round_line(number, self._report))
+
+    def _stop_by(self, stop: Stop) -> None:
+        """Begin nothing more because of a stop rule, also after a restart."""
+        line = f"enough ({stop.rule}): {stop.reason}"
+        event = {"message": line, "rule": stop.rule, "told": stop.reason}
+        self.store.campaigns.log_event(self.id, ENOUGH, event)
+        self._seen = None
+        self._tell(news=line)
+
+    def _publish(self) -> Iterator[None]:
+        """Publish a snapshot, make it the latest unless it is worse, and finish.
+
+        The campaign finishes last. If this is cut off, it is repeated when the campaign is resumed.
+
+        Raises:
+            CampaignStopped: It was paused or cancelled before it had finished.
+        """
+        labels = history.training_labels(self.store, self.id).labels
+        errors = self._report.devices
+        few = "there are too few labels to learn from"
+        unfit = history.unfit_to_publish(labels) if errors else few
+        if unfit:
+            self._tell(news=f"no snapshot is published: {unfit}")
+            self._finish(f"no snapshot: {unfit}", None)
+            return
+        fields = {
+            "campaign": self.id,
+            "errors": errors,
+            "split": "whole architectures held out, uniform draw",
+            "evaluation_labels": dict(Counter(x.device for x in labels if x.role == Role.EVALUATE)),
+        }
+        self._tell(eta_s=None)
+        pairs = history.compiled_pairs(self.store, self.id)
+        yield from self._call("publishing", "publish", self.snapshots, fields, pairs)
+        snapshot, notes = self.learner.result
+        for note in notes:
+            self.note("published", note)
+        self._seen = None
+        self._look()  # the last moment for an order
+        try:
+            yield from self._call("publishing", "promote", self.snapshots, snapshot)
+            self._tell(news=self.learner.result)
+        except LearnerError as error:
+            self.note(
+                "published",
+                f"snapshot {snapshot} is published, but not the latest ({error.cause}); "
+                f"name it with: trappm snapshot push {snapshot} --alias latest",
+            )
+        self._finish(f"snapshot {snapshot}", snapshot)
+
+    def _finish(self, message: str, snapshot: str | None) -> None:
+        self._write_notes()
+        if not self.store.owners.finish_campaign(self.id, message, snapshot):
+            raise CampaignStopped
+        self._snapshot, self._is_over = snapshot, True
+
+    def _end(self, state: CampaignState, message: str) -> None:
+        """Record what has come back, and end in this state, unless an order has set another."""
+        self._end_job()
+        self._finished += self.workers.collect()
+        with contextlib.suppress(StoreError):  # what cannot be recorded is measured again
+            self._record()
+        self._write_notes()
+        now = self.store.owners.end_campaign(self.id, state, message)
+        self._tell(str(now), eta_s=None, current=())
+
+    # Progress.
+
+    def _tell(self, stage: str | None = None, *, news: str | None = None, **values: Any) -> None:
+        """Update the stage and its counts, and add a line of news."""
+        with self._lock:
+            before = self.progress
+            if news:
+                values["lines"] = (*before.lines, news)[-LINES_KEPT:]
+                values["line_count"] = before.line_count + 1
+            if stage is not None and stage != before.stage:
+                values = {"done": 0, "total": 0, "current": ()} | values
+            self.progress = replace(before, stage=stage or before.stage, **values)
+            self.watch(self.progress)
+
+    def _write_notes(self) -> None:
+        while self._notes:
+            kind, message = self._notes[0]
+            self.store.campaigns.log_event(self.id, kind, {"message": message})
+            self._notes.popleft()
+
+    def _show_counts(self, standing: Standing) -> None:
+        at_work = self.workers.running()
+        if not at_work:
+            return
+        shown = [f"{worker.device}: {task.configuration}" for worker, task in at_work[:SHOWN]]
+        more = [f"and {len(at_work) - SHOWN} more"] if len(at_work) > SHOWN else []
+        number = next((r.number for r in standing.rounds if not r.is_closed), 0)
+        self._tell(
+            f"measuring, round {number} of {1 + self.spec.rounds.count}",
+            done=min(standing.ended, self.spec.total),
+            total=self.spec.total,
+            eta_s=seconds_to_go(
+                self.spec, standing, self._knows.training_s, Counter(self._able_devices())
+            ),
+            current=(*shown, *more),
+        )
+
+
+class LearnerError(Exception):
+    """The learner failed, also after it was started again."""
+
+    def __init__(self, cause: TrappmError) -> None:
+        super().__init__(cause)
+        self.cause = cause

@@ -1,0 +1,300 @@
+"""What a campaign does next: pure functions of what SQL says and of what its learner knows.
+
+    no pool  -> MakePool: trace a step of each model
+             -> Prepare: trace the other steps, train the encoder
+    round 0  -> Choose: the evaluation set, drawn uniformly
+    round 1  -> Choose, without labels
+    rounds 2.. -> Train, then Choose for each device that runs out of work
+    a round has ended, and a training has begun since -> Close, with its report
+    all rounds are closed -> Publish
+
+One job runs at a time, beside the measurements. On GPUs the learner runs ahead: the next round is
+chosen while there is still work for as long as choosing will take. On CPU devices, whose cores
+measurements and the learner share, one thing runs at a time, and nothing is learned before all that
+is planned has been measured.
+
+Once a stop rule holds, nothing more begins: what runs ends and is learned from, and what was only
+planned counts as ended.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from trappm.cluster.campaign.stop_rules import Stop, StopRules, deadline_passed
+from trappm.profiler.text import number_text
+from trappm.store.records import Standing
+
+_MARGIN = 2.0
+"""Training starts when the waiting work lasts this many times as long as the last training."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Course:
+    """Assignments of a campaign by device and round; each device has a share of every round."""
+
+    devices: tuple[str, ...]
+    """Device keys, the source first."""
+    shares: Mapping[str, Sequence[int]]
+    """Number of assignments per round by device: evaluation, initial, then acquired rounds."""
+    one_at_a_time: bool
+    """True if measurements and the learner use the host in turn, as they share its cores."""
+    traces_elsewhere: bool = False
+    """True if steps are traced on nodes that do not measure."""
+    rules: StopRules = field(default_factory=StopRules)
+    limit_s: float = 0.0
+    """Longest time that one measurement may take."""
+
+    @property
+    def rounds(self) -> int:
+        return len(self.shares[self.devices[0]])
+
+
+@dataclass(frozen=True)
+class MakePool:
+    """Trace a step of each model; those that have a graph make the pool."""
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """Trace the other steps, give the learner the pool, and have it train its encoder."""
+
+
+@dataclass(frozen=True)
+class Choose:
+    """Choose and store a device's part of a round; that of round 0 is drawn."""
+
+    device: str
+    round_number: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train on all labels."""
+
+    is_last_chance: bool
+    """True if no label is left to wait for if the source has no heads afterwards."""
+
+
+@dataclass(frozen=True)
+class Close:
+    """Close a round: its assignments have ended, and the latest training knew them all."""
+
+    round_number: int
+
+
+@dataclass(frozen=True)
+class Publish:
+    """Publish a snapshot, move the alias, and finish."""
+
+
+Job = MakePool | Prepare | Choose | Train | Close | Publish
+
+
+@dataclass(frozen=True)
+class LearnerState:
+    """What the process of the learner knows, which ends with it."""
+
+    is_ready: bool = False
+    """True if it has the pool and its encoder."""
+    has_heads: bool = False
+    """True if the source device has heads to choose by."""
+    known: int | None = None
+    """Number of assignments that had ended when its last training began."""
+    training_s: float = 0.0
+    """Duration of its last training."""
+    may_choose: bool = False
+    """True directly after a training, and as long as choices follow it."""
+    has_failed: bool = False
+    """True if it cannot be started again: what is planned is still measured."""
+
+    @property
+    def lacks_heads(self) -> bool:
+        """Return whether a training has ended without heads."""
+        return self.known is not None and not self.has_heads
+
+
+def next_job(
+    standing: Standing, course: Course, learner: LearnerState, workers: Mapping[str, int]
+) -> Job | None:
+    """Return the next job; None while measurements must end first, or nothing is left to do.
+
+    Args:
+        standing: The campaign in the store.
+        course: What the campaign file asks for.
+        learner: What the learner knows. It is idle.
+        workers: Number of workers that may measure, by device.
+    """
+    if not standing.has_pool:
+        return MakePool()
+    rounds = _Rounds(standing, course)
+    if 0 in rounds.open and rounds.has_ended(0):
+        return Close(0)  # nothing is learned from the evaluation set
+    if learner.has_failed:
+        return None
+    is_ready = learner.is_ready or course.traces_elsewhere
+    if is_ready and (draw := next(rounds.unplanned_parts(0), None)):
+        return draw
+    if not learner.is_ready:
+        return Prepare()
+    return _job_of_learner(standing, course, learner, workers)
+
+
+def _job_of_learner(
+    standing: Standing, course: Course, learner: LearnerState, workers: Mapping[str, int]
+) -> Job | None:
+    """Return the next job of a learner that has its encoder: close, publish, choose or train."""
+    rounds = _Rounds(standing, course)
+    knows_all = learner.known == standing.ended
+    if knows_all and (learner.has_heads or standing.is_enough):
+        if number := next(filter(rounds.has_ended, rounds.open), None):
+            return Close(number)
+        if not rounds.open:
+            return None if standing.leased else Publish()
+    if choice := next(rounds.unplanned_parts(1), None):
+        return choice
+    short_of_work = [d for d in course.devices if _is_short(d, standing, course, learner, workers)]
+    if short_of_work and learner.has_heads and (learner.may_choose or knows_all):
+        return rounds.first_unplanned_part(short_of_work[0])
+    if course.one_at_a_time and (standing.leased or waiting(standing, course, learner)):
+        return None
+    has_all_ended = all(map(rounds.has_ended, rounds.open))
+    if knows_all or not (short_of_work or has_all_ended):
+        return None  # planned assignments are measured first
+    source = course.devices[0]
+    is_last_chance = all(part.device != source for part in standing.pending)
+    if learner.lacks_heads and not (is_last_chance or standing.is_enough):
+        return None  # there were too few labels: wait for all of the initial round
+    return Train(is_last_chance)
+
+
+def due_before(
+    standing: Standing, course: Course, learner: LearnerState, device: str
+) -> int | None:
+    """Return the round from which on assignments wait; None: all may be measured.
+
+    What failed is due a round later, once that is planned. After the last round, and while there
+    are too few labels to choose by, nothing is worth waiting for.
+    """
+    number = _Rounds(standing, course).first_unplanned(device)
+    return None if number == course.rounds or learner.lacks_heads else number
+
+
+def waiting(standing: Standing, course: Course, learner: LearnerState) -> Counter[str]:
+    """Return the number of assignments by device that may be measured now."""
+    counts = Counter[str]()
+    if may_measure(standing, course):
+        for part in standing.pending:
+            before = due_before(standing, course, learner, part.device)
+            if part.waiting and (before is None or part.due < before):
+                counts[part.device] += part.waiting
+    return counts
+
+
+def may_measure(standing: Standing, course: Course, *, begun: int = 0) -> bool:
+    """Return whether one more measurement may begin, in addition to all that run.
+
+    What runs counts as if it had ended: it is expected to give a label and to take the mean time.
+    Before the first measurement has ended, each is expected to take as long as its protocol allows.
+
+    Args:
+        standing: The campaign in the store.
+        course: What the campaign file asks for.
+        begun: Number of measurements that have begun since then.
+    """
+    return not standing.is_enough and _exceeded(standing, course, begun) is None
+
+
+def stop_that_holds(standing: Standing, course: Course, now: datetime) -> Stop | None:
+    """Return the rule by which nothing more may begin: the deadline, or a budget that is spent."""
+    if standing.is_enough:
+        return None
+    if (stop := deadline_passed(course.rules, now)) is not None:
+        return stop
+    rounds = _Rounds(standing, course)
+    unplanned = any(rounds.first_unplanned(d) < course.rounds for d in course.devices)
+    if standing.leased or not (unplanned or standing.pending):
+        return None
+    return _exceeded(standing, course)
+
+
+def _exceeded(standing: Standing, course: Course, begun: int = 0) -> Stop | None:
+    """Return the first budget that one more measurement would exceed."""
+    attempts, seconds = sum(standing.attempts.values()), sum(standing.seconds.values())
+    running = standing.leased + begun
+    each_s = seconds / attempts if attempts else (course.limit_s if running else 0.0)
+    more = running + 1
+    now = course.rules.budgets(standing.labels, seconds)
+    then = course.rules.budgets(standing.labels + more, seconds + more * each_s)
+    for (rule, limit, spent), (_, _, expected) in zip(now, then, strict=True):
+        if expected > limit * (1.0 + 1e-9):  # sums of seconds are not exact
+            reason = f"{number_text(spent)} of {number_text(limit)} {rule} are spent"
+            if spent < limit:
+                one_more = number_text(expected - spent, 2)
+                reason += f", and one more measurement takes about {one_more}"
+            return Stop(rule, reason)
+    return None
+
+
+class _Rounds:
+    """Rounds of a campaign: planned by device, ended, closed. One has ended when all parts have."""
+
+    def __init__(self, standing: Standing, course: Course) -> None:
+        self._standing, self._course = standing, course
+        known = {part.number: part for part in standing.rounds}
+        numbers = sorted(known) if standing.is_enough else range(course.rounds)
+        self.open = [n for n in numbers if n not in known or not known[n].is_closed]
+        """Rounds that are not closed, the earliest first."""
+        self._planned = {number: part.planned for number, part in known.items()}
+        self._unended = Counter[tuple[int, str]]()
+        for part in standing.pending:  # what is due after the last open round belongs to it
+            number = next((n for n in self.open if n >= part.due), max(self.open, default=0))
+            waiting = 0 if standing.is_enough else part.waiting
+            self._unended[number, part.device] += waiting + part.leased
+
+    def has_ended(self, number: int) -> bool:
+        planned = self._planned.get(number, {})
+        return all(
+            (device in planned or self._standing.is_enough) and not self._unended[number, device]
+            for device in self._course.devices
+        )
+
+    def first_unplanned(self, device: str) -> int:
+        """Return the first round whose part is not planned; the number of rounds if all are."""
+        numbers = range(self._course.rounds)
+        return next((n for n in numbers if device not in self._planned.get(n, {})), len(numbers))
+
+    def first_unplanned_part(self, device: str) -> Choose:
+        number = self.first_unplanned(device)
+        return Choose(device, number, self._course.shares[device][number])
+
+    def unplanned_parts(self, number: int) -> Iterator[Choose]:
+        """Yield the parts up to a round that are not planned, if one may still begin."""
+        if may_measure(self._standing, self._course):
+            for device in self._course.devices:
+                if self.first_unplanned(device) <= number:
+                    yield self.first_unplanned_part(device)
+
+
+def _is_short(
+    device: str,
+    standing: Standing,
+    course: Course,
+    learner: LearnerState,
+    workers: Mapping[str, int],
+) -> bool:
+    """Return whether the device's part of its next round should be planned now."""
+    is_planned = _Rounds(standing, course).first_unplanned(device) == course.rounds
+    if is_planned or not may_measure(standing, course):
+        return False
+    count = waiting(standing, course, learner)[device]
+    if not count or course.one_at_a_time:
+        return not count
+    at_once = max(1, workers.get(device, 0))
+    attempts = standing.attempts.get(device, 0)
+    mean_s = standing.seconds[device] / attempts if attempts else 0.0
+    return count <= at_once or 0 < count * mean_s / at_once <= _MARGIN * learner.training_s
