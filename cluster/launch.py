@@ -12,15 +12,13 @@ from functools import partial
 from typing import Any
 
 from trappm.cluster.campaign.history import rule_held
-from trappm.cluster.campaign.ownership import begin
+from trappm.cluster.campaign.ownership import STOP_S, begin, runs
 from trappm.cluster.campaign.planner import check_budget, check_stop, pool_of, without_refused
-from trappm.cluster.campaign.progress import Progress
+from trappm.cluster.campaign.progress import Follower, Progress, follow
 from trappm.cluster.campaign.stop_rules import StopRules, deadline_passed
 from trappm.cluster.ray_runtime import (
     ACCELERATOR_LABEL,
     CAMPAIGN_ACTOR,
-    RayLostError,
-    get,
     gpus_known_to,
     here,
     last_line,
@@ -40,6 +38,7 @@ from trappm.store import (
     StoreAccess,
 )
 from trappm.store.campaigns import ENDED
+from trappm.store.records import Activity
 
 POLL_S = 0.3
 
@@ -49,11 +48,8 @@ MAX_RESTARTS = 100
 If its node is gone, it restarts on another one, provided that the label store is PostgreSQL.
 """
 
-ANSWER_S = 10.0
-"""Seconds that a call to a campaign's process may take before it is repeated."""
-
 SILENT_S = 300.0
-"""Seconds after which a campaign's process that does not answer is not waited for any longer."""
+"""Seconds for which a campaign on a cluster may be without a process, while Ray starts it again."""
 
 ENDS_WITH_NODE = "a campaign with its labels in SQLite ends with its node"
 
@@ -235,18 +231,22 @@ def run_campaign(
     watch: Callable[[Progress], None],
     detach: bool = False,
 ) -> End:
-    """Run a campaign to its end, or to Ctrl-C.
+    """Start a campaign and follow it to its end, or to Ctrl-C.
 
-    On a cluster the campaign does not depend on this process; one that runs already is watched.
+    On a cluster the campaign does not depend on this process; one that runs already is followed.
 
     Raises:
         CampaignError: It runs elsewhere, or cannot continue; nothing recorded is lost.
     """
-    if address is None:
-        with opened_first(home) as store:
-            begin(store, campaign_id)
-    with ray_runtime(address), _sigterm_as_interrupt():
-        return _run(home, campaign_id, spec, address, watch, detach)
+    with opened_first(home) as store, _sigterm_as_interrupt():
+        if address is None:
+            begin(store, campaign_id, lambda stage: watch(Progress(Activity(stage=stage))))
+        follower = Follower(store, campaign_id)
+        with ray_runtime(address):
+            actor = _start(store, home, campaign_id, spec, address, watch)
+            return _follow(
+                store, follower, actor, watch, is_detached=address is not None, until_begun=detach
+            )
 
 
 def opened_first(home: Home) -> Store:
@@ -273,14 +273,15 @@ def _sigterm_as_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _run(
+def _start(
+    store: Store,
     home: Home,
     campaign_id: str,
     spec: CampaignSpec,
     address: str | None,
     watch: Callable[[Progress], None],
-    detach: bool,
-) -> End:
+) -> Any:
+    """Return the campaign's actor, which runs; on a cluster it may have been there before."""
     import ray
 
     from trappm.cluster.campaign.actor import CampaignActor
@@ -291,141 +292,103 @@ def _run(
     if not is_detached:
         require_nodes(spec.devices.keys)  # a cluster may still scale up; this machine will not
     else:
-        if is_bound:
-            line = f"{ENDS_WITH_NODE}; with PostgreSQL it continues on another"
-            watch(Progress(lines=(line,), line_count=1))
-        _wait_for_previous(home, campaign_id, watch)
+        if (there := _earlier(store, campaign_id, watch)) is not None:
+            return there
         options |= {
             "name": f"{CAMPAIGN_ACTOR}{campaign_id}",
             "lifetime": "detached",
             "get_if_exists": True,
             "max_restarts": MAX_RESTARTS,
         }
+        if is_bound:
+            line = f"{ENDS_WITH_NODE}; with PostgreSQL it continues on another"
+            store.campaigns.log_event(campaign_id, "news", {"message": line})
     actor_class = ray.remote(CampaignActor).options(**options)
-    actor = actor_class.remote(home.path, access, campaign_id, spec, is_detached)
-    return _follow(
-        actor, campaign_id, watch, is_detached=is_detached, leave=detach,
-        is_bound=is_bound and is_detached,
-    )  # fmt: skip
+    return actor_class.remote(home.path, access, campaign_id, spec, is_detached)
 
 
-def _wait_for_previous(home: Home, campaign_id: str, watch: Callable[[Progress], None]) -> None:
-    """Wait for the campaign's previous actor to end, unless it runs the campaign.
+def _earlier(store: Store, campaign_id: str, watch: Callable[[Progress], None]) -> Any | None:
+    """Return the actor that runs the campaign; None if there is none, and a new one may begin.
 
-    An actor that has ended still replies to watchers for a while, and one that was asked to stop
-    needs a moment. One that does not reply for `SILENT_S` is killed: the store lets only one of
-    them write. The campaign counts as running from now on, so that an order to stop holds even if
-    it comes before the next actor begins.
+    One that was asked to stop needs a moment. The campaign counts as running from now on, so that
+    an order to stop holds even if it comes before the next actor begins.
 
     Raises:
         OwnedError: It runs elsewhere, on another cluster.
-        CampaignError: Its earlier process has not ended for twice `SILENT_S`.
     """
     import ray
-    from ray.exceptions import RayError
 
-    begun_at = heard_at = time.monotonic()
-    with opened_first(home) as store:
-        while True:
-            try:
-                actor = ray.get_actor(f"{CAMPAIGN_ACTOR}{campaign_id}")
-            except ValueError:  # there is none
-                begin(store, campaign_id)
-                return
-            with contextlib.suppress(RayError):  # it is just ending
-                status = _status(actor, "", 0)
-                now = time.monotonic()
-                if status is None:
-                    watch(Progress(stage="waiting for its process to answer"))
-                    if now - heard_at > SILENT_S:
-                        ray.kill(actor)
-                elif status["ended"]:
-                    ray.kill(actor)
-                elif store.campaigns.state(campaign_id) is CampaignState.RUNNING:
-                    return
-                else:
-                    heard_at = now
-                    watch(Progress(stage="waiting for it to stop"))
-            if time.monotonic() - begun_at > 2 * SILENT_S:
-                raise CampaignError(
-                    f"an earlier process of campaign {campaign_id} has not ended for "
-                    f"{2 * SILENT_S:.0f} s; see it with: trappm campaign status {campaign_id}; "
-                    f"once it has stopped: trappm campaign resume {campaign_id}"
-                )
-            time.sleep(POLL_S)
-
-
-def _status(actor: Any, life: str, seen: int) -> dict[str, Any] | None:
-    """Return what a campaign's actor reports, or None while Ray starts it again."""
-    from ray.exceptions import ActorUnavailableError, GetTimeoutError
-
-    try:
-        status: dict[str, Any] = get(actor.progress.remote(life, seen), ANSWER_S)
-    except (ActorUnavailableError, GetTimeoutError):
-        return None
-    return status
+    begun_at = time.monotonic()
+    while True:
+        try:
+            actor = ray.get_actor(f"{CAMPAIGN_ACTOR}{campaign_id}")
+        except ValueError:  # there is none
+            begin(store, campaign_id, lambda stage: watch(Progress(Activity(stage=stage))))
+            return None
+        campaign = store.campaigns.get(campaign_id)
+        if campaign.state is CampaignState.RUNNING and runs(campaign):
+            return actor
+        if campaign.owner is None or time.monotonic() - begun_at > 2 * STOP_S:
+            ray.kill(actor)  # it has ended, or does not answer; only an owner can write
+        watch(Progress(Activity(stage="waiting for it to stop")))
+        time.sleep(POLL_S)
 
 
 def _follow(
+    store: Store,
+    follower: Follower,
     actor: Any,
-    campaign_id: str,
     watch: Callable[[Progress], None],
     *,
     is_detached: bool,
-    leave: bool,
-    is_bound: bool = False,
+    until_begun: bool,
 ) -> End:
-    """Watch a campaign until it ends, or until Ctrl-C; `leave`: until it has begun.
-
-    It continues without this process if it `is_detached`, but ends with the node of its label store
-    if it `is_bound` to that.
+    """Follow a campaign until it ends, or until Ctrl-C.
 
     Raises:
-        CampaignError: It failed, or its process is gone or has not replied for `SILENT_S`.
+        CampaignError: It failed, or its process is gone.
     """
-    from ray.exceptions import ActorUnschedulableError, RayError, RayTaskError
-
-    node = f"{ENDS_WITH_NODE}; " if is_bound else ""
-    advice = f"nothing recorded is lost, continue with: trappm campaign resume {campaign_id}"
-    life, seen = "", 0
-    stopping = False
-    heard_at = time.monotonic()
+    campaign_id, ended, stopping = follower.id, actor.ended.remote(), False
+    check = partial(_check, ended, campaign_id, is_detached=is_detached)
     while True:
         try:
-            status = _status(actor, life, seen)
-            now = time.monotonic()
-            if status is not None:
-                heard_at = now
-                life, seen = status["life"], status["lines_seen"]
-                watch(Progress(**status["progress"]))
-                if status["ended"]:
-                    return End.FINISHED if get(actor.result.remote()) else End.STOPPED
-                if leave and status["begun"]:
-                    return End.LEFT
-            elif now - heard_at > SILENT_S:
-                raise CampaignError(
-                    f"the campaign's process has not answered for {SILENT_S:.0f} s; {node}{advice}"
-                )
-            else:
-                watch(Progress(stage="waiting for its process to answer"))
-            time.sleep(POLL_S)
+            campaign = follow(
+                follower, watch, silent_s=SILENT_S, until_begun=until_begun, check=check
+            )
+            break
         except KeyboardInterrupt:
             if is_detached:
                 return End.LEFT
             if stopping:
                 raise  # a second Ctrl-C: leave at once, what is recorded is safe
             stopping = True
-            watch(Progress(stage="stopping", lines=("stopping; Ctrl-C again to leave at once",)))
-            actor.stop.remote()
-        except RayTaskError as error:
-            if isinstance(error.cause, TrappmError):
-                raise error.cause from error
+            lines = ("stopping; Ctrl-C again to leave at once",)
+            watch(Progress(Activity(stage="stopping"), lines))
+            store.owners.stop_campaign(campaign_id, CampaignState.PAUSED)
+    if campaign.state is CampaignState.FAILED:
+        why = store.campaigns.events(campaign_id, kind=CampaignState.FAILED, last=1)
+        raise CampaignError(str(why[-1].message["message"]) if why else "it failed")
+    if campaign.state is CampaignState.RUNNING:
+        return End.LEFT
+    return End.FINISHED if campaign.state is CampaignState.FINISHED else End.STOPPED
+
+
+def _check(ended: Any, campaign_id: str, *, is_detached: bool) -> None:
+    """Raise what ended the campaign's process; that of a cluster is started again by Ray."""
+    import ray
+    from ray.exceptions import RayError, RayTaskError
+
+    if not ray.wait([ended], timeout=0)[0]:
+        return
+    try:
+        ray.get(ended)
+    except RayTaskError as error:
+        if isinstance(error.cause, TrappmError):
+            raise error.cause from error
+        raise CampaignError(f"campaign {campaign_id} failed: {error.cause!r}") from error
+    except RayError as error:
+        if not is_detached:
             raise CampaignError(
-                f"campaign {campaign_id} failed: {error.cause!r}; {advice}"
-            ) from error
-        except (RayError, RayLostError) as error:
-            is_node_gone = isinstance(error, ActorUnschedulableError)
-            why = "its node is gone" if is_node_gone else last_line(error)
-            raise CampaignError(
-                f"the campaign's process crashed ({why}); {node}{advice}"
+                f"the campaign's process crashed ({last_line(error)}); nothing recorded is lost, "
+                f"continue with: trappm campaign resume {campaign_id}"
             ) from error

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import os
 import secrets
 import shutil
@@ -17,7 +16,6 @@ import signal
 import sys
 import tempfile
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -188,67 +186,6 @@ def last_line(error: BaseException) -> str:
     return lines[-1].strip().removesuffix(".")
 
 
-class RayLostError(CampaignError):
-    """A service of the private Ray has ended."""
-
-
-_SERVICES = ("gcs_server", "raylet")
-_CHECK_S = 1.0
-_services: dict[psutil.Process, str] = {}
-"""Processes that the private Ray cannot do without, and their names."""
-
-
-def get(reference: Any, timeout_s: float = math.inf) -> Any:
-    """Return `ray.get(reference)`, or fail as soon as the private Ray has lost a service.
-
-    Ray would wait a minute for its GCS server and then end this process.
-
-    Raises:
-        RayLostError: A service of the private Ray has ended.
-        GetTimeoutError: There is no result after `timeout_s`.
-    """
-    import ray
-    from ray.exceptions import GetTimeoutError, RayError
-
-    deadline = time.monotonic() + timeout_s
-    while True:
-        _check_services()
-        try:
-            return ray.get(reference, timeout=_CHECK_S)
-        except GetTimeoutError:
-            if time.monotonic() > deadline:
-                raise
-        except RayError:
-            _check_services()  # a lost service may be the cause
-            raise
-
-
-def _check_services() -> None:
-    if lost := [name for process, name in _services.items() if not _is_alive(process)]:
-        raise RayLostError(f"Ray's own {' and '.join(lost)} was killed or crashed")
-
-
-def _is_alive(process: psutil.Process) -> bool:
-    try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
-
-
-def _kill_holders(folder: Path) -> None:
-    """Kill the processes that hold files open in a folder, except this one and its forks.
-
-    A fork, such as a worker of a data loader, inherits the open files of this process, so these
-    files do not count.
-    """
-    own = {file.path for file in psutil.Process().open_files()}
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):  # it has ended, or belongs to another user
-            held = {file.path for file in process.open_files()} - own
-            if any(path.startswith(f"{folder}/") for path in held):
-                process.kill()
-
-
 def _this_node() -> str:
     import ray
 
@@ -326,16 +263,8 @@ def ray_runtime(address: str | None) -> Iterator[None]:
         }
     try:
         _init(address, options)
-        if folder is not None:
-            for process in psutil.Process().children(recursive=True):
-                with contextlib.suppress(psutil.NoSuchProcess):  # some helpers end soon
-                    if process.name() in _SERVICES:
-                        _services[process] = process.name()
         yield
     finally:
-        if folder is not None and not all(map(_is_alive, _services)):
-            _kill_holders(Path(folder))  # Ray's other processes would wait for the lost one
-        _services.clear()
         ray.shutdown()
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
@@ -409,6 +338,14 @@ def _temporary() -> Path:
     """
     usual = Path(tempfile.gettempdir())
     return usual if len(bytes(usual)) <= _LONGEST_TEMPORARY else Path("/tmp")  # noqa: S108  # ours is 0700
+
+
+def _kill_holders(folder: Path) -> None:
+    """Kill the processes that hold files open in a folder."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):  # it has ended, or belongs to another user
+            if any(file.path.startswith(f"{folder}/") for file in process.open_files()):
+                process.kill()
 
 
 def _remove_leftovers() -> None:

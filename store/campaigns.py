@@ -18,8 +18,10 @@ from trappm.profiler.records import Configuration
 from trappm.store.engine import database_time
 from trappm.store.pools import insert_configurations
 from trappm.store.records import (
+    Activity,
     Assignment,
     AssignmentState,
+    AttemptRecord,
     CampaignRecord,
     CampaignState,
     EventRecord,
@@ -262,6 +264,24 @@ class Campaigns(Repository):
             query = query.where(AssignmentRow.campaign_id == campaign_id)
         return {row.campaign_id: row.labels for row in session.execute(query)}
 
+    @reading
+    def attempts(
+        self, session: Session, campaign_id: str, *, after: int = 0
+    ) -> list[AttemptRecord]:
+        """Return the attempts of a campaign whose ids are beyond `after`, the earliest first."""
+        row = MeasurementRow
+        query = _attempts(
+            select(
+                row.id, row.started_at.label("at"), DeviceRow.key.label("device"), row.outcome,
+                row.message, row.step_median_ms.label("step_time_ms"), row.memory_mib,
+                *CONFIGURATION,
+            ),
+            campaign_id,
+        )  # fmt: skip
+        query = query.join(ConfigurationRow, ConfigurationRow.id == row.configuration_id)
+        rows = session.execute(query.where(row.id > after).order_by(row.id))
+        return [record_of(AttemptRecord, x, configuration=configuration_of(x)) for x in rows]
+
     @writing
     def log_event(
         self, session: Session, campaign_id: str, kind: str, message: Mapping[str, Any]
@@ -278,9 +298,13 @@ class Campaigns(Repository):
         *,
         kind: str | None = None,
         last: int | None = None,
+        after: int = 0,
     ) -> list[EventRecord]:
-        """Return the `last` events of a campaign, of all kinds or of one, the earliest first."""
-        query = select(EventRow).filter_by(campaign_id=campaign_id)
+        """Return the `last` events of a campaign, of all kinds or of one, the earliest first.
+
+        Those whose id is not beyond `after` are left out.
+        """
+        query = select(EventRow).filter_by(campaign_id=campaign_id).where(EventRow.id > after)
         if kind is not None:
             query = query.filter_by(kind=kind)
         rows = session.scalars(query.order_by(EventRow.id.desc()).limit(last)).all()
@@ -425,7 +449,8 @@ def owner_of(row: CampaignRow, now: datetime) -> Owner | None:
 
 
 def _campaign(row: CampaignRow, now: datetime) -> CampaignRecord:
-    return record_of(CampaignRecord, row, owner=owner_of(row, now))
+    activity = Activity(**(row.activity or {}))
+    return record_of(CampaignRecord, row, owner=owner_of(row, now), activity=activity)
 
 
 def _attempts(query: Select[*tuple[Any, ...]], campaign_id: str) -> Select[*tuple[Any, ...]]:

@@ -2,7 +2,7 @@
 
     no owner --claim--> an owner, with a heartbeat --release--> no owner
                            |
-                           +-- silent for SILENT_S, or known to be gone: the next claim takes over
+                           +-- silent for SILENT_S: the next claim takes over
 
 Times are the database's, so that hosts with different clocks agree. The owner's leases last as long
 as it runs the campaign. An owner that lost its campaign cannot write, because its store
@@ -22,14 +22,14 @@ from trappm.profiler.errors import CampaignError, InputError
 from trappm.store.assignments import release
 from trappm.store.campaigns import ENDED, add_event, event_of_call, existing, owner_of
 from trappm.store.engine import database_time
-from trappm.store.records import CampaignState, Owner, OwnerProcess
+from trappm.store.records import Activity, CampaignState, Owner, OwnerProcess
 from trappm.store.schema import CampaignRow
 from trappm.store.transactions import Repository, call_of, writing
 
-BEAT_S = 10.0
+BEAT_S = 5.0
 """Seconds between two heartbeats of an owner."""
 
-SILENT_S = 60.0
+SILENT_S = 30.0
 """Age of the last heartbeat, in seconds, after which an owner counts as gone."""
 
 
@@ -61,12 +61,8 @@ class Owners(Repository):
     """Owners of campaigns, and changes of their states."""
 
     @writing
-    def begin_campaign(
-        self, session: Session, campaign_id: str, *, gone: str | None = None
-    ) -> None:
+    def begin_campaign(self, session: Session, campaign_id: str) -> None:
         """Set a campaign running; the first process that claims it becomes its owner.
-
-        An owner whose id is `gone` no longer has a process on its host.
 
         Raises:
             OwnedError: Another process runs it.
@@ -75,18 +71,12 @@ class Owners(Repository):
         row = existing(session, campaign_id)
         if row.state in ENDED:
             raise InputError(f"campaign {campaign_id} is {row.state} already")
-        _refuse_if_owned(session, row, gone)
+        _refuse_if_owned(session, row)
         row.state = CampaignState.RUNNING
 
     @writing
     def claim_campaign(
-        self,
-        session: Session,
-        campaign_id: str,
-        owner_id: str,
-        process: OwnerProcess,
-        *,
-        gone: str | None = None,
+        self, session: Session, campaign_id: str, owner_id: str, process: OwnerProcess
     ) -> bool:
         """Make a process the owner of a campaign; the same owner again changes nothing.
 
@@ -94,13 +84,13 @@ class Owners(Repository):
             False if the campaign was stopped since it was begun.
 
         Raises:
-            OwnedError: Another process runs it, which is not known to be `gone`.
+            OwnedError: Another process runs it.
         """
         row = existing(session, campaign_id)
         if row.state is not CampaignState.RUNNING:
             return False
         if row.owner_id != owner_id:
-            _refuse_if_owned(session, row, gone)
+            _refuse_if_owned(session, row)
             row.owned_since = row.owner_seen_at = database_time(session.connection()).isoformat()
             row.owner_id, row.owner_process = owner_id, asdict(process)
         return True
@@ -117,9 +107,16 @@ class Owners(Repository):
         session.execute(update(CampaignRow).filter_by(id=campaign_id).values(seen))
 
     @writing
+    def report(self, session: Session, campaign_id: str, activity: Activity) -> None:
+        """Record what the owner of a campaign does."""
+        query = update(CampaignRow).filter_by(id=campaign_id)
+        session.execute(query.values(activity=asdict(activity)))
+
+    @writing
     def release(self, session: Session, campaign_id: str, owner_id: str) -> None:
         """End the ownership of a campaign, if this is its owner."""
-        nobody = dict.fromkeys(("owner_id", "owner_process", "owned_since", "owner_seen_at"))
+        names = ("owner_id", "owner_process", "owned_since", "owner_seen_at", "activity")
+        nobody = dict.fromkeys(names)
         query = update(CampaignRow).filter_by(id=campaign_id, owner_id=owner_id)
         session.execute(query.values(nobody))
 
@@ -182,9 +179,9 @@ def _move(session: Session, row: CampaignRow, state: CampaignState) -> None:
     row.finished_at = call_of(session).at if state in ENDED else None
 
 
-def _refuse_if_owned(session: Session, row: CampaignRow, gone: str | None) -> None:
+def _refuse_if_owned(session: Session, row: CampaignRow) -> None:
     owner = owner_of(row, database_time(session.connection()))
-    if owner is not None and owner.id != gone and owner.silent_s < SILENT_S:
+    if owner is not None and owner.silent_s < SILENT_S:
         raise OwnedError(row.id, row.state, owner)
 
 

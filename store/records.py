@@ -93,15 +93,23 @@ class PoolPart(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class OwnerProcess:
-    """A process, identified so that another process can look for it."""
+    """The process of an owner, for people who look for it."""
 
     host: str
-    """Name of its host, for people."""
-    machine: str
-    """Id of one boot of a machine and one process namespace; empty if unknown."""
     pid: int
-    began: int
-    """Clock ticks from the machine's start to its own, because process ids are reused."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Activity:
+    """What the process of a campaign does, as it has told the store within the last seconds."""
+
+    stage: str = "starting"
+    done: int = 0
+    total: int = 0
+    eta_s: float | None = None
+    """Expected time to the end of the whole campaign; None while unknown."""
+    current: Sequence[str] = ()
+    """Running measurements, a line each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +137,7 @@ class CampaignRecord:
     snapshot: str | None
     """Id of the snapshot that it published."""
     owner: Owner | None
+    activity: Activity
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,9 +281,25 @@ class LabelRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AttemptRecord:
+    """An attempt of a campaign, without its samples."""
+
+    id: int
+    at: str
+    """Time at which it began."""
+    device: str
+    configuration: Configuration
+    outcome: Outcome
+    message: str | None
+    step_time_ms: float | None
+    memory_mib: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class EventRecord:
     """An event of a campaign."""
 
+    id: int
     at: str
     kind: str
     message: Mapping[str, Any]

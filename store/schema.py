@@ -217,10 +217,12 @@ class CampaignRow(Base):
     finished_at: Mapped[str | None] = mapped_column(UtcTime)
     snapshot: Mapped[str | None] = mapped_column(String(64))
     """Id of its published snapshot, whose files are in the registry."""
+    activity: Mapped[dict[str, Any] | None] = mapped_column(JSON_)
+    """A `records.Activity` of its owner; NULL without one."""
     owner_id: Mapped[str | None] = mapped_column(String(32))
     """Id of the process that runs it and alone may write for it; see `owners`."""
     owner_process: Mapped[dict[str, Any] | None] = mapped_column(JSON_)
-    """A `records.OwnerProcess`."""
+    """A `records.OwnerProcess`: its host and id."""
     owned_since: Mapped[str | None] = mapped_column(UtcTime)
     owner_seen_at: Mapped[str | None] = mapped_column(UtcTime)
     """Last heartbeat, by the clock of the database."""

@@ -116,6 +116,10 @@ class LearnerHandle:
             self._state[method] = arguments
         return True
 
+    def close(self) -> None:
+        """End the learner."""
+        ray.kill(self._actor)
+
     def progress(self) -> tuple[int, int]:
         """Return parts done and parts in all of the current call; (0, 0) while unknown."""
         if ray.wait([self._asked], timeout=0)[0]:

@@ -354,6 +354,13 @@ class ProfilerPool:
             kill.remote(*profiler.process)
         self._running = {r: task for r, task in self._running.items() if task[0] is not worker}
 
+    def close(self) -> None:
+        """End all profilers, so that others get their GPUs at once."""
+        for profiler in [*self._profilers.values(), *self._joining.values()]:
+            ray.kill(profiler.actor)
+        self._profilers.clear()
+        self._joining.clear()
+
     # Tasks.
 
     def start(self, worker: Worker, task: Task, protocol: MeasuringProtocol) -> None:

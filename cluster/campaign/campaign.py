@@ -45,13 +45,7 @@ from trappm.cluster.campaign.next_job import (
     waiting,
 )
 from trappm.cluster.campaign.planner import PURPOSES, Planner, first_steps, pool_of
-from trappm.cluster.campaign.progress import (
-    LINES_KEPT,
-    Progress,
-    measurement_line,
-    round_line,
-    seconds_to_go,
-)
+from trappm.cluster.campaign.progress import round_line, seconds_to_go
 from trappm.cluster.campaign.sharing import Need, most_workers
 from trappm.cluster.campaign.stop_rules import Stop, target_reached
 from trappm.cluster.campaign.training_report import LeftOut, Spent, TrainingReport
@@ -72,7 +66,7 @@ from trappm.store import (
 from trappm.store.campaigns import ENOUGH
 from trappm.store.measurements import Wanted, failed_attempt, recordable
 from trappm.store.owners import SILENT_S
-from trappm.store.records import Role, Standing
+from trappm.store.records import Activity, Role, Standing
 
 if TYPE_CHECKING:
     from trappm.cluster.actors.learner import LearnerHandle
@@ -111,13 +105,11 @@ class Campaign:
     learner: LearnerHandle
     snapshots: Path
     """Folder of the snapshots."""
-    watch: Callable[[Progress], None] = lambda progress: None
-    """Called with the progress whenever it changes."""
     clock: Callable[[], float] = time.monotonic
     """Seconds of a clock that never goes back."""
 
     def __post_init__(self) -> None:
-        self.progress = Progress()
+        self.activity = Activity()
         self.protocol = self.spec.measuring_protocol
         self._course = history.course_of(self.spec, self.workers.traces_elsewhere)
         self._planner = Planner(self.store, self.id, self.spec)
@@ -138,7 +130,7 @@ class Campaign:
         self._snapshot: str | None = None
         self._is_over = False
         self._notes: deque[tuple[str, str]] = deque()
-        self._lock = threading.Lock()
+        self._told = self.activity
         self._stop = threading.Event()
         self._others: defaultdict[str, list[Need]] = defaultdict(list)
         self._rivals_at = -math.inf
@@ -151,8 +143,7 @@ class Campaign:
         self._stop.set()
 
     def note(self, kind: str, message: str) -> None:
-        """Show a message, and record it within a second; from any thread."""
-        self._tell(news=message)
+        """Record a message as an event, within a second; from any thread."""
         self._notes.append((kind, message))
 
     def run(self) -> str | None:
@@ -188,7 +179,6 @@ class Campaign:
             raise
         finally:
             self._end_job()
-        self._tell(str(CampaignState.FINISHED), eta_s=None, current=())
         return self._snapshot
 
     def _begin(self) -> None:
@@ -236,7 +226,7 @@ class Campaign:
         """
         now = self.clock()
         if self._seen is None or now >= self._look_at:
-            self._write_notes()
+            self._report_activity()
             self._seen = self.store.campaigns.standing(self.id)
             self._look_at = now + LOOK_S
             if self._seen.state is not CampaignState.RUNNING:
@@ -417,11 +407,9 @@ class Campaign:
                 self._tell(news=self._checks.take(entry))
                 continue
             if entry.is_lost:
-                self._tell(news=f"{task.device}  {task.configuration}  {entry.why}")
                 after = self.store.assignments.lose(task.id, str(entry.why))
             else:
                 measurement, after = settled[task.id]
-                self._tell(news=measurement_line(measurement))
                 self._checks.take_outcome(worker, measurement)
             if after.state is AssignmentState.FAILED:
                 self._abandoned(after, None if entry.is_lost else measurement.outcome)
@@ -477,7 +465,6 @@ class Campaign:
         )
         event = {"message": message, "id": assignment.id}
         self.store.campaigns.log_event(self.id, "abandoned", event)
-        self._tell(news=message)
 
     # Jobs: generators that yield while they wait.
 
@@ -656,7 +643,6 @@ class Campaign:
         event = {"message": line, "rule": stop.rule, "told": stop.reason}
         self.store.campaigns.log_event(self.id, ENOUGH, event)
         self._seen = None
-        self._tell(news=line)
 
     def _publish(self) -> Iterator[None]:
         """Publish a snapshot, make it the latest unless it is worse, and finish.
@@ -671,8 +657,7 @@ class Campaign:
         few = "there are too few labels to learn from"
         unfit = history.unfit_to_publish(labels) if errors else few
         if unfit:
-            self._tell(news=f"no snapshot is published: {unfit}")
-            self._finish(f"no snapshot: {unfit}", None)
+            self._finish(f"no snapshot is published: {unfit}", None)
             return
         fields = {
             "campaign": self.id,
@@ -700,7 +685,7 @@ class Campaign:
         self._finish(f"snapshot {snapshot}", snapshot)
 
     def _finish(self, message: str, snapshot: str | None) -> None:
-        self._write_notes()
+        self._report_activity()
         if not self.store.owners.finish_campaign(self.id, message, snapshot):
             raise CampaignStopped
         self._snapshot, self._is_over = snapshot, True
@@ -711,29 +696,28 @@ class Campaign:
         self._finished += self.workers.collect()
         with contextlib.suppress(StoreError):  # what cannot be recorded is measured again
             self._record()
-        self._write_notes()
-        now = self.store.owners.end_campaign(self.id, state, message)
-        self._tell(str(now), eta_s=None, current=())
+        self._report_activity()
+        self.store.owners.end_campaign(self.id, state, message)
 
     # Progress.
 
     def _tell(self, stage: str | None = None, *, news: str | None = None, **values: Any) -> None:
-        """Update the stage and its counts, and add a line of news."""
-        with self._lock:
-            before = self.progress
-            if news:
-                values["lines"] = (*before.lines, news)[-LINES_KEPT:]
-                values["line_count"] = before.line_count + 1
-            if stage is not None and stage != before.stage:
-                values = {"done": 0, "total": 0, "current": ()} | values
-            self.progress = replace(before, stage=stage or before.stage, **values)
-            self.watch(self.progress)
+        """Update what the campaign does, and add a line of news."""
+        if news:
+            self.note("news", news)
+        if stage is not None and stage != self.activity.stage:
+            values = {"stage": stage, "done": 0, "total": 0, "current": ()} | values
+        self.activity = replace(self.activity, **values)
 
-    def _write_notes(self) -> None:
+    def _report_activity(self) -> None:
+        """Write the notes and what the campaign does into the store."""
         while self._notes:
             kind, message = self._notes[0]
             self.store.campaigns.log_event(self.id, kind, {"message": message})
             self._notes.popleft()
+        if self.activity != self._told:
+            self.store.owners.report(self.id, self.activity)
+            self._told = self.activity
 
     def _show_counts(self, standing: Standing) -> None:
         at_work = self.workers.running()

@@ -1,40 +1,101 @@
-"""The progress that a running campaign reports: stage, counts, time to go, lines of news."""
+"""Progress of a campaign: what its process tells the label store, and how others follow it there.
+
+`trappm campaign launch` starts a campaign and follows it; `trappm campaign status --follow` only
+follows. Neither asks the process itself, so it does not matter where it runs.
+"""
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
+from trappm.cluster.campaign.ownership import runs
 from trappm.cluster.campaign.training_report import TrainingReport
 from trappm.cluster.spec import CampaignSpec
-from trappm.profiler.records import Measurement, Outcome
-from trappm.store.records import Standing
+from trappm.profiler.errors import CampaignError
+from trappm.profiler.records import Outcome
+from trappm.store import CampaignRecord, CampaignState, Store
+from trappm.store.records import Activity, AttemptRecord, Standing
 
-LINES_KEPT = 1_000
-"""Number of lines of news that are kept for watchers; the store keeps all events."""
+POLL_S = 0.5
+"""Seconds between two looks of somebody who follows."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Progress:
-    """Progress of a campaign, for people to watch."""
+    """What a campaign does, and what is new, for people to watch."""
 
-    stage: str = "starting"
-    done: int = 0
-    total: int = 0
-    eta_s: float | None = None
-    """Expected time to the end of the whole campaign; None while unknown."""
-    current: tuple[str, ...] = ()
-    """Running measurements, a line each."""
-    lines: tuple[str, ...] = field(default=(), repr=False)
-    """The latest news, `LINES_KEPT` at most."""
-    line_count: int = 0
-    """Number of lines of news in all."""
+    activity: Activity
+    lines: tuple[str, ...] = ()
+    """News since the last look, a line each."""
 
-    def lines_after(self, seen: int) -> tuple[str, ...]:
-        """Return the lines of news after the first `seen`."""
-        unseen = max(0, self.line_count - seen)
-        return self.lines[max(0, len(self.lines) - unseen) :]
+
+class Follower:
+    """Reads what is new of a campaign from its label store; what was there before is left out."""
+
+    def __init__(self, store: Store, campaign_id: str) -> None:
+        self.id = campaign_id
+        self._store = store
+        self._event = self._attempt = 0
+        self.news()
+
+    def look(self) -> tuple[CampaignRecord, Progress]:
+        """Return the campaign and its progress."""
+        campaign = self._store.campaigns.get(self.id)  # first, so that no news of its end are lost
+        has_ended = campaign.owner is None and campaign.state is not CampaignState.RUNNING
+        activity = Activity(stage=str(campaign.state)) if has_ended else campaign.activity
+        return campaign, Progress(activity, self.news())
+
+    def news(self) -> tuple[str, ...]:
+        """Return the events and attempts since the last look, a line each."""
+        events = self._store.campaigns.events(self.id, after=self._event)
+        attempts = self._store.campaigns.attempts(self.id, after=self._attempt)
+        self._event = max((event.id for event in events), default=self._event)
+        self._attempt = max((attempt.id for attempt in attempts), default=self._attempt)
+        news = [(event.at, str(event.message.get("message", event.kind))) for event in events]
+        news += [(attempt.at, attempt_line(attempt)) for attempt in attempts]
+        return tuple(line for _, line in sorted(news, key=lambda each: each[0]))
+
+
+def follow(
+    follower: Follower,
+    watch: Callable[[Progress], None],
+    *,
+    silent_s: float = 0.0,
+    check: Callable[[], None] = lambda: None,
+    until_begun: bool = False,
+) -> CampaignRecord:
+    """Follow a campaign until its process has ended, and return it.
+
+    Args:
+        follower: Reads the label store.
+        watch: Called with the progress.
+        silent_s: Seconds for which a process may be missing, as it starts or is started again.
+        check: Called at each look; raises an error if the process is known to have failed.
+        until_begun: Return once a process runs the campaign.
+
+    Raises:
+        CampaignError: No process runs it, although it is to run.
+    """
+    heard_at = time.monotonic()
+    while True:
+        campaign, progress = follower.look()
+        watch(progress)
+        if campaign.state is CampaignState.RUNNING and runs(campaign):
+            heard_at = time.monotonic()
+            if until_begun:
+                return campaign
+        elif campaign.state is not CampaignState.RUNNING and campaign.owner is None:
+            return campaign
+        elif time.monotonic() - heard_at > silent_s:
+            raise CampaignError(
+                f"no process has run campaign {follower.id} for {silent_s:.0f} s; nothing recorded "
+                f"is lost, continue with: trappm campaign resume {follower.id}"
+            )
+        check()
+        time.sleep(POLL_S)
 
 
 def seconds_to_go(
@@ -60,16 +121,16 @@ def seconds_to_go(
     return total_s + max(open_rounds - 1, 1) * training_s
 
 
-def measurement_line(measurement: Measurement) -> str:
-    """Return one line for a measurement."""
-    if measurement.step is None:
-        result = f"{measurement.outcome}: {measurement.message}"
+def attempt_line(attempt: AttemptRecord) -> str:
+    """Return one line for an attempt."""
+    if attempt.step_time_ms is None:
+        result = f"{attempt.outcome}: {attempt.message}"
     else:
-        memory = measurement.memory_mib
-        result = f"{measurement.step.median_ms:,.1f} ms"
+        memory = attempt.memory_mib
+        result = f"{attempt.step_time_ms:,.1f} ms"
         result += "" if memory is None else f", {memory:,.0f} MiB"
-        result += "" if measurement.outcome is Outcome.OK else f"  {measurement.outcome}"
-    return f"{measurement.device}  {measurement.configuration}  {result}"
+        result += "" if attempt.outcome is Outcome.OK else f"  {attempt.outcome}"
+    return f"{attempt.device}  {attempt.configuration}  {result}"
 
 
 def round_line(number: int, report: TrainingReport) -> str:

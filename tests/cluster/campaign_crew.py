@@ -18,6 +18,7 @@ import yaml
 from trappm.cluster.campaign.campaign import Campaign
 from trappm.cluster.campaign.messages import CanaryCheck, Choice, Finished, Worker
 from trappm.cluster.campaign.ownership import this_process
+from trappm.cluster.campaign.progress import Follower
 from trappm.cluster.campaign.training_report import TrainingReport
 from trappm.cluster.profiles import Traced
 from trappm.cluster.spec import CampaignSpec, parse_spec
@@ -131,6 +132,16 @@ class FakeWorkers:
         self.stop_after = stop_after
         self.campaign = None
         self._running = []
+
+    @property
+    def lines(self):
+        """What somebody who follows the campaign has been shown."""
+        self._lines += self._follower.news()
+        return self._lines
+
+    def follow(self, campaign):
+        self.campaign = campaign
+        self._follower, self._lines = Follower(campaign.store, campaign.id), []
 
     def trace(self, keys):
         return FakeTraces(self, keys)
@@ -313,9 +324,10 @@ class FakeLearner:
 def owned(store, campaign_id):
     """The store as a new owner of the campaign; whoever had it is gone."""
     before, owner_id = store.campaigns.get(campaign_id).owner, uuid.uuid4().hex
-    gone = before and before.id
-    store.owners.begin_campaign(campaign_id, gone=gone)
-    assert store.owners.claim_campaign(campaign_id, owner_id, this_process(), gone=gone)
+    if before is not None:
+        store.owners.release(campaign_id, before.id)
+    store.owners.begin_campaign(campaign_id)
+    assert store.owners.claim_campaign(campaign_id, owner_id, this_process())
     return store.as_owner(campaign_id, owner_id)
 
 
@@ -323,7 +335,7 @@ def campaign(store, workers, learner=None, campaign_id=None, clock=time.monotoni
     if campaign_id is None:
         record = store.campaigns.create("tiny", spec(**changes).model_dump(mode="json"), 7)
         campaign_id = record.id
-    workers.campaign = Campaign(
+    made = Campaign(
         store=owned(store, campaign_id),
         id=campaign_id,
         spec=CampaignSpec.of(store.campaigns.get(campaign_id)),
@@ -331,9 +343,9 @@ def campaign(store, workers, learner=None, campaign_id=None, clock=time.monotoni
         learner=Inline(learner or FakeLearner()),
         snapshots=Path("unused"),
         clock=clock,
-        watch=lambda progress: setattr(workers, "lines", progress.lines),
     )
-    return workers.campaign
+    workers.follow(made)
+    return made
 
 
 def ran(store, *arguments, **changes):

@@ -138,8 +138,8 @@ class Run:
             [Path(sys.executable).with_name("trappm"), "campaign", "status", "--follow"],
             env=self.environment, cwd=self.folder,
         )  # fmt: skip
-        other.wait_for("running")
-        other.wait_for("attempts/min")
+        other.wait_for("to measure")
+        other.wait_for("measuring, round")
         other.type("\x03")
         assert other.wait(60) == 130, other.raw
         assert "Traceback" not in other.raw

@@ -129,13 +129,14 @@ def lease_next(store, campaign_id, worker="w"):
 
 def process(host="here", pid=1):
     """A process of a machine that is none of ours."""
-    return OwnerProcess(host=host, machine=f"machine of {host}", pid=pid, began=pid)
+    return OwnerProcess(host=host, pid=pid)
 
 
-def owned(store, campaign_id, owner_id="o", **claim):
-    """The store as the owner of a campaign that is begun and claimed."""
-    store.owners.begin_campaign(campaign_id, **claim)
-    assert store.owners.claim_campaign(campaign_id, owner_id, process(owner_id), **claim)
+def owned(store, campaign_id, owner_id="o", gone=None):
+    """The store as the owner of a campaign that is begun and claimed; another one may be gone."""
+    store.owners.release(campaign_id, gone or "nobody")
+    store.owners.begin_campaign(campaign_id)
+    assert store.owners.claim_campaign(campaign_id, owner_id, process(owner_id))
     return store.as_owner(campaign_id, owner_id)
 
 

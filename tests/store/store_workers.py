@@ -32,8 +32,9 @@ def run_turns(url, campaign_id, name, barrier, results, turns=5):
                 before = store.campaigns.get(campaign_id).owner
                 gone = before.id if before else None
                 with contextlib.suppress(OwnedError):
-                    store.owners.begin_campaign(campaign_id, gone=gone)
-                    store.owners.claim_campaign(campaign_id, owner_id, process(name), gone=gone)
+                    store.owners.release(campaign_id, gone or "nobody")
+                    store.owners.begin_campaign(campaign_id)
+                    store.owners.claim_campaign(campaign_id, owner_id, process(name))
                 mine = store.as_owner(campaign_id, owner_id)
                 with contextlib.suppress(NotOwnerError):
                     mine.assignments.release_leases(campaign_id)

@@ -14,7 +14,7 @@ from trappm.profiler.errors import InputError
 
 if TYPE_CHECKING:
     from trappm.cluster.spec import CampaignSpec
-    from trappm.store import Home
+    from trappm.store import Home, Store
 
 app = typer.Typer(
     help="Launch labelling campaigns and follow them.",
@@ -107,7 +107,8 @@ def status(
         if as_json:
             print_json(campaign_facts(store, name).to_json())
         elif follow:
-            campaign_report.follow(store, name)
+            _follow(store, name)
+            campaign_report.print_status(campaign_facts(store, name))
         else:
             campaign_report.print_status(campaign_facts(store, name))
 
@@ -269,6 +270,22 @@ def _stop(campaign_id: str | None, state: str, next_step: str) -> None:
     typer.echo(f"campaign {campaign.id} is {state}: {next_step} {campaign.id}")
 
 
+def _follow(store: Store, campaign_id: str) -> None:
+    """Show the progress of a campaign until its process has ended."""
+    from trappm.cluster.campaign.ownership import runs
+    from trappm.cluster.campaign.progress import Follower, follow
+    from trappm.cluster.launch import SILENT_S
+    from trappm.cluster.spec import CampaignBudget
+    from trappm.terminal.progress_bars import CampaignDisplay
+
+    campaign = store.campaigns.get(campaign_id)
+    if not runs(campaign):
+        return
+    budget = CampaignBudget.of(campaign)
+    with CampaignDisplay(campaign.id, budget, campaign.name, campaign.seed) as display:
+        follow(Follower(store, campaign.id), display.show, silent_s=SILENT_S)
+
+
 def _run(
     home: Home, campaign_id: str, spec: CampaignSpec, address: str | None, detach: bool
 ) -> None:
@@ -280,7 +297,7 @@ def _run(
 
     if detach and address is None:
         raise InputError("--detach needs --address; without a cluster Ray ends with this command")
-    with CampaignDisplay(campaign_id, spec) as display:
+    with CampaignDisplay(campaign_id, spec, spec.name, spec.seed) as display:
         end = run_campaign(
             home, campaign_id, spec, address=address, watch=display.show, detach=detach
         )

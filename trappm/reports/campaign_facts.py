@@ -37,6 +37,8 @@ WINDOW_MIN = 10.0
 """Window of rates in minutes."""
 UNKNOWN = "unknown"
 """Decision about a device whose last reading was `ok`, but half of whose readings failed."""
+STARTING = "starting"
+"""State of a campaign that is to run, and whose process has not begun."""
 INTERRUPTED = "interrupted"
 """State of a campaign that is running by its store, but whose process is gone."""
 
@@ -266,14 +268,16 @@ def campaign_facts(store: Store, campaign_id: str, *, latest_events: int = 5) ->
 
 
 def live_state(campaign: CampaignRecord) -> str:
-    """Return the state of a campaign; without its process, a running one is interrupted."""
+    """Return the state of a campaign; a running one may be starting, or its process gone."""
+    if campaign.state is CampaignState.RUNNING and campaign.owner is None:
+        return STARTING
     if campaign.state is CampaignState.RUNNING and not runs(campaign):
         return INTERRUPTED
     return str(campaign.state)
 
 
 def _next_command(campaign: CampaignRecord) -> str | None:
-    stands_still = live_state(campaign) in {INTERRUPTED, CampaignState.PAUSED}
+    stands_still = live_state(campaign) in {STARTING, INTERRUPTED, CampaignState.PAUSED}
     return f"trappm campaign resume {campaign.id}" if stands_still else None
 
 

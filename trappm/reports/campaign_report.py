@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Group, RenderableType
-from rich.text import Text
-
 from trappm.profiler.models.known_names import is_prefixed
 from trappm.profiler.records import METRICS
-from trappm.reports.campaign_facts import CampaignFacts, CampaignRow, campaign_facts
-from trappm.store import CampaignState
+from trappm.reports.campaign_facts import CampaignFacts, CampaignRow
 from trappm.terminal.plots import scatter
-from trappm.terminal.tables import console, minute, print_line, print_table, table
+from trappm.terminal.tables import console, minute, print_line, print_table
 
 if TYPE_CHECKING:
     from trappm.cluster.campaign.training_report import TrainingReport
-    from trappm.store import Store
 
-PERIOD_S = 2.0
-"""Seconds between updates of `trappm campaign status --follow`."""
 MINIMUM_FOR_A_PLOT = 3
 LATEST_READINGS = 20
-LATEST_ROUNDS = 6
-"""Number of rows of errors while a campaign is followed."""
 _BARS = "▁▂▃▄▅▆▇█"
 _MAPES = tuple(metric.rpartition("_")[0] for metric in METRICS)
 
@@ -56,21 +46,6 @@ def print_status(facts: CampaignFacts) -> None:
     _print_findings(facts)
     for line in _remarks(facts):
         print_line(line)
-
-
-def follow(store: Store, campaign_id: str) -> None:
-    """Update the status on the terminal until the campaign ends; a file gets it once."""
-    from rich.live import Live
-
-    facts = campaign_facts(store, campaign_id)
-    if not console().is_terminal:
-        print_status(facts)
-        return
-    with Live(_live_view(facts), console=console(), auto_refresh=False) as live:
-        while facts.state == CampaignState.RUNNING:
-            time.sleep(PERIOD_S)
-            facts = campaign_facts(store, campaign_id)
-            live.update(_live_view(facts), refresh=True)
 
 
 def print_report(facts: CampaignFacts) -> None:
@@ -141,13 +116,6 @@ def _progress(facts: CampaignFacts) -> tuple[str, Sequence[str], list[tuple[Any,
         columns = [columns[at] for at in shown]
         rows = [tuple(row[at] for at in shown) for row in rows]
     return "progress", columns, rows
-
-
-def _live_view(facts: CampaignFacts) -> Group:
-    parts: list[RenderableType] = [Text(_title(facts), style="bold"), table(*_progress(facts))]
-    if errors := _errors_by_round(facts)[-LATEST_ROUNDS:]:
-        parts.append(table(*_ERRORS, errors))
-    return Group(*parts, *map(Text, _remarks(facts)))
 
 
 _ERRORS = (

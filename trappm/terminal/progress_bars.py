@@ -32,7 +32,7 @@ from trappm.terminal.tables import console
 if TYPE_CHECKING:
     from trappm.cluster.campaign.progress import Progress as CampaignProgress
     from trappm.cluster.profiles import Traced
-    from trappm.cluster.spec import CampaignSpec
+    from trappm.cluster.spec import CampaignBudget
 
 
 class _Bar(Progress):
@@ -85,7 +85,7 @@ class LiveBar:
 class CampaignDisplay(LiveBar):
     """Progress of a running campaign: a line per event, and a bar with the time to go."""
 
-    def __init__(self, campaign_id: str, spec: CampaignSpec) -> None:
+    def __init__(self, campaign_id: str, spec: CampaignBudget, name: str, seed: int) -> None:
         super().__init__(
             SpinnerColumn(),
             TextColumn("{task.description}"),
@@ -99,8 +99,7 @@ class CampaignDisplay(LiveBar):
         self._measured: dict[str, Any] = {}
         budget = ", ".join(f"{spec.budget(d)} on {d}" for d in spec.devices.keys)
         self._console.print(
-            f"campaign [bold]{campaign_id}[/] ({escape(spec.name)}, seed {spec.seed}): "
-            f"to measure {budget}",
+            f"campaign [bold]{campaign_id}[/] ({escape(name)}, seed {seed}): to measure {budget}",
             soft_wrap=not self._console.is_terminal,
         )
 
@@ -109,23 +108,23 @@ class CampaignDisplay(LiveBar):
         self._safely(lambda: self._show(progress))
 
     def _show(self, progress: CampaignProgress) -> None:
-        is_file = not self._console.is_terminal
+        is_file, activity = not self._console.is_terminal, progress.activity
         for line in progress.lines:
             now = f"[dim]{datetime.datetime.now():%H:%M:%S}[/]"
             self._console.print(f"{now} {escape(line)}", soft_wrap=is_file)
-        eta = "" if progress.eta_s is None else f"{_minutes(progress.eta_s)} to go"
-        if is_file and progress.stage != self._stage:
-            self._console.print(f"[dim]{', '.join(filter(None, (progress.stage, eta)))}[/]")
-        self._stage = progress.stage
-        self._bar.line_below = "; ".join(progress.current)
+        eta = "" if activity.eta_s is None else f"{_minutes(activity.eta_s)} to go"
+        if is_file and activity.stage != self._stage:
+            self._console.print(f"[dim]{', '.join(filter(None, (activity.stage, eta)))}[/]")
+        self._stage = activity.stage
+        self._bar.line_below = "; ".join(activity.current)
         # A stage without counts, such as publishing, shows those of measuring. Passing rich no
         # total would keep that of the learner and start again from 0.
         counts = self._measured
-        if progress.total:
-            counts = {"completed": progress.done, "total": progress.total}
-        if progress.stage.startswith("measuring"):
+        if activity.total:
+            counts = {"completed": activity.done, "total": activity.total}
+        if activity.stage.startswith("measuring"):
             self._measured = counts
-        self._bar.update(self._task, description=escape(progress.stage), **counts, eta=eta)
+        self._bar.update(self._task, description=escape(activity.stage), **counts, eta=eta)
 
 
 class RunDisplay(LiveBar):

@@ -50,10 +50,10 @@ import trappm.cluster.actors.profiler_pool
 from trappm.cluster import profiles, ray_runtime
 from trappm.cluster.actors.learner import LearnerHandle
 from trappm.cluster.campaign.ownership import runs
-from trappm.cluster.launch import _follow, order_stop
-from trappm.profiler.errors import TrappmError
+from trappm.cluster.launch import order_stop
 from trappm.profiler.records import QUICK
 from trappm.profiler.trace_cache import Refusal, TraceKey, entry_to_bytes
+from trappm.reports.campaign_facts import live_state
 from trappm.store import CampaignState, Store
 
 
@@ -215,18 +215,13 @@ def campaign_node_lost(url):
         with mock.patch.dict(vars(ray_runtime), _this_node=lambda: node.node_id):
             launch(url, record.id, plan)
         wait_until(lambda: attempts(store, record.id) >= 20)
-        actor = ray.get_actor(f"{ray_runtime.CAMPAIGN_ACTOR}{record.id}")
         (pid,) = processes("ray::MadeUpCampaignActor")
         assert pid in {process.pid for process in family(node)}
         made.remove_node(node, allow_graceful=False)
         report = {"error": None}
-        try:
-            _follow(
-                actor, record.id, lambda progress: None,
-                is_detached=True, leave=False, is_bound=url.startswith("sqlite"),
-            )  # fmt: skip
-        except TrappmError as error:
-            report["error"] = str(error)
+        if url.startswith("sqlite"):  # its file was on that node
+            wait_until(lambda: not runs(store.campaigns.get(record.id)))
+            report["error"] = live_state(store.campaigns.get(record.id))
             launch(url, record.id, plan)
         wait_until(lambda: store.campaigns.state(record.id) == "finished")
         return summary(store, record.id, plan) | report
@@ -260,8 +255,7 @@ def paused_and_resumed_at_once(url):
         record = store.campaigns.create(plan.name, plan.model_dump(mode="json"), plan.seed)
         launch(url, record.id, plan)
         order_stop(store, record.id, CampaignState.PAUSED)
-        actor = ray.get_actor(f"{ray_runtime.CAMPAIGN_ACTOR}{record.id}")
-        wait_until(lambda: ray.get(actor.progress.remote("", 0))["ended"])
+        wait_until(lambda: store.campaigns.get(record.id).owner is None)
         assert store.campaigns.state(record.id) is CampaignState.PAUSED
         launch(url, record.id, plan)
         for count in (20, 60):

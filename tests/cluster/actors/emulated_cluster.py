@@ -49,6 +49,7 @@ from trappm.cluster.actors.learner import LearnerHandle  # noqa: E402
 from trappm.cluster.actors.profiler_pool import ProfilerPool, this_process  # noqa: E402
 from trappm.cluster.campaign.actor import CampaignActor  # noqa: E402
 from trappm.cluster.campaign.campaign import Campaign  # noqa: E402
+from trappm.cluster.campaign.progress import Follower  # noqa: E402
 from trappm.cluster.profiles import Traced  # noqa: E402
 from trappm.cluster.ray_runtime import ACCELERATOR_LABEL, NAMESPACE  # noqa: E402
 from trappm.cluster.spec import CampaignSpec  # noqa: E402
@@ -151,8 +152,6 @@ class MadeUpCampaignActor(CampaignActor):
         if os.environ.get("NODES_ARE_MACHINES"):
             node_id = ray.get_runtime_context().get_node_id()
             home /= f"home of {node_id}"
-            trappm.cluster.campaign.ownership.machine = lambda: node_id
-            trappm.store.owners.SILENT_S = 20.0
         super().__init__(home, *arguments)
 
     def _workers(self):
@@ -353,7 +352,12 @@ def launch(url, campaign_id, plan):
     trappm.cluster.campaign.actor.CampaignActor = MadeUpCampaignActor
     os.environ["TRAPPM_DATABASE"] = url
     home = Home(Path(os.environ["TRAPPM_HOME"]))
-    end = trappm.cluster.launch._run(home, campaign_id, plan, "auto", lambda progress: None, True)
+    with Store.open(url) as store:
+        follower = Follower(store, campaign_id)
+        actor = trappm.cluster.launch._start(store, home, campaign_id, plan, "auto", print)
+        end = trappm.cluster.launch._follow(
+            store, follower, actor, lambda progress: None, is_detached=True, until_begun=True
+        )
     assert end is trappm.cluster.launch.End.LEFT
 
 

@@ -103,47 +103,6 @@ def test_the_private_ray_starts_with_a_long_temporary_path(tmp_path):
     assert not Path(folder).parents[1].exists()
 
 
-CRASH = """
-import json, os, psutil, subprocess, sys, time
-from trappm.cluster.ray_runtime import get, ray_runtime
-
-before = subprocess.Popen(["sleep", "60"])
-try:
-    with ray_runtime(None):
-        import ray
-        ray.get(ray.remote(lambda: None).remote())
-        own = set(psutil.Process().children(recursive=True)) - {psutil.Process(before.pid)}
-        after = subprocess.Popen(["sleep", "60"])
-        loader = os.fork()  # as a data loader's worker, which inherits all open files
-        if loader == 0:
-            time.sleep(60)
-            os._exit(0)
-        running = ray.remote(lambda: time.sleep(60)).remote()
-        (server,) = [process for process in own if process.name() == "gcs_server"]
-        server.kill()
-        get(running)
-except Exception as error:
-    _, left = psutil.wait_procs(own, timeout=20)
-    others = [psutil.Process(pid) for pid in (before.pid, after.pid, loader)]
-    alive = [process.status() != psutil.STATUS_ZOMBIE for process in others]
-    print(json.dumps([str(error), alive, [process.cmdline() for process in left]]), flush=True)
-    for process in others:
-        process.kill()
-    os._exit(0)
-"""
-
-
-@pytest.mark.slow
-def test_a_crash_of_the_private_ray_kills_no_other_child_process():
-    result = subprocess.run(
-        [sys.executable, "-c", CRASH], capture_output=True, text=True, check=True, timeout=200
-    )
-    error, alive, left = json.loads(result.stdout.splitlines()[-1])
-    assert "gcs_server was killed or crashed" in error
-    assert alive == [True, True, True]
-    assert left == []
-
-
 def test_only_leftovers_of_ended_own_processes_are_removed(tmp_path, monkeypatch):
     gone = subprocess.Popen(["true"])
     gone.wait()

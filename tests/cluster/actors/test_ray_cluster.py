@@ -120,9 +120,7 @@ def test_a_campaign_whose_process_is_killed_is_restarted_by_ray(play):
 def test_with_sqlite_a_campaign_ends_with_its_node_and_can_be_resumed(play):
     report = play("campaign_node_lost")
     assert is_whole(report)
-    assert "SQLite ends with its node" in report["error"]
-    assert "trappm campaign resume" in report["error"]
-    assert len(report["error"].splitlines()) == 1
+    assert report["error"] == "interrupted"
 
 
 def test_with_postgresql_a_campaign_moves_when_its_node_is_killed(play):

@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -455,20 +454,6 @@ def test_labels_are_adopted_before_the_memory_method_is_known(store):
         run = ran(store, workers := Hidden(), FakeLearner(snapshot), **SMALL)
         assert len(workers.starts) == starts
         assert labels_by_device(store, run.id).total() == 3 + 5 + 2 * 2
-
-
-def test_the_error_names_the_reason_why_the_campaign_process_ended():
-    from ray.exceptions import ActorDiedError
-
-    def die(life, seen):
-        error = ActorDiedError()
-        error.error_msg = "The actor died.\n\tpid: 3\nIts node ran out of memory.\n"
-        raise error
-
-    actor = SimpleNamespace(progress=SimpleNamespace(remote=die))
-    message = r"crashed \(Its node ran out of memory\); nothing .* trappm campaign resume 1a2b"
-    with pytest.raises(CampaignError, match=message):
-        trappm.cluster.launch._follow(actor, "1a2b", print, is_detached=True, leave=False)
 
 
 def documented_list(store, **changes):

@@ -14,24 +14,41 @@ from types import SimpleNamespace
 
 import pytest
 import ray
-from ray.exceptions import ActorUnavailableError
+from ray.exceptions import ActorDiedError, RayTaskError
 from sqlalchemy import make_url
 
 from trappm.cluster import launch
+from trappm.cluster.campaign import progress
+from trappm.cluster.campaign.ownership import this_process
+from trappm.cluster.campaign.progress import Follower
 from trappm.cluster.spec import load_preset
-from trappm.profiler.errors import CampaignError
-from trappm.store import CampaignState, Home, Patience, Store, StoreNotUpError
+from trappm.profiler.errors import CampaignError, InputError
+from trappm.store import CampaignState, Home, Store, StoreNotUpError
+from trappm.store.records import Activity
 
 
-@pytest.mark.parametrize("address", [None, "127.0.0.1:1"])
-def test_a_store_that_is_unavailable_while_ray_starts_is_waited_for(tmp_path, monkeypatch, address):
-    """It was there when the command began, so it is no address that is wrong."""
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A data folder with a campaign that was not begun."""
     monkeypatch.setenv("TRAPPM_HOME", str(tmp_path))
     monkeypatch.delenv("TRAPPM_DATABASE", raising=False)
-    home = Home.open()
-    spec = load_preset("laptop")
+    return Home.open()
+
+
+@pytest.fixture
+def store(home):
     with Store.open(home.database_url) as store:
-        campaign, spec = launch.start_or_continue(store, spec)
+        yield store
+
+
+@pytest.fixture
+def campaign_id(store):
+    campaign, _ = launch.start_or_continue(store, load_preset("laptop"))
+    return campaign.id
+
+
+def test_a_store_that_is_unavailable_while_ray_starts_is_waited_for(home, campaign_id, monkeypatch):
+    """It was there when the command began, so it is no address that is wrong."""
     opened, tries = Store.open, []
 
     def away_once(*arguments):
@@ -41,58 +58,102 @@ def test_a_store_that_is_unavailable_while_ray_starts_is_waited_for(tmp_path, mo
         return opened(*arguments)
 
     monkeypatch.setattr(Store, "open", away_once)
-    monkeypatch.setattr(launch, "ray_runtime", lambda address: contextlib.nullcontext())
-    if address is None:
-        monkeypatch.setattr(launch, "_run", lambda *arguments: launch.End.FINISHED)
-        launch.run_campaign(home, campaign.id, spec, address=None, watch=print)
-    else:
-
-        def none(_name):
-            raise ValueError
-
-        monkeypatch.setattr(ray, "get_actor", none)
-        launch._wait_for_previous(home, campaign.id, print)
+    with launch.opened_first(home) as store:
+        assert store.campaigns.state(campaign_id) is CampaignState.PAUSED
     assert len(tries) == 2
-    with opened(home.database_url, Patience()) as store:
-        assert store.campaigns.state(campaign.id) is CampaignState.RUNNING
 
 
-class NoAnswer:
-    """An actor whose node is gone, which Ray has not replaced."""
+class Process:
+    """An actor whose process has ended, or has not."""
 
-    class progress:  # noqa: N801
-        @staticmethod
-        def remote(life, seen):
-            raise ActorUnavailableError("its node is gone", None)
+    def __init__(self, error=None, is_over=True):
+        self.error, self.is_over = error, is_over
+        self.ended = SimpleNamespace(remote=lambda: self)
 
 
-@pytest.mark.parametrize("is_bound", [False, True])
-def test_watching_a_silent_campaign_ends_with_the_command_to_resume_it(monkeypatch, is_bound):
+@pytest.fixture(autouse=True)
+def fake_ray(monkeypatch):
+    def get(process):
+        if process.error is not None:
+            raise process.error
+
+    monkeypatch.setattr(ray, "wait", lambda refs, timeout: ([r for r in refs if r.is_over], []))
+    monkeypatch.setattr(ray, "get", get)
+    monkeypatch.setattr(launch, "POLL_S", 0.01)
+    monkeypatch.setattr(progress, "POLL_S", 0.01)
+
+
+def followed(store, campaign_id, actor, **options):
+    shown = []
+    options = {"is_detached": False, "until_begun": False} | options
+    end = launch._follow(store, Follower(store, campaign_id), actor, shown.append, **options)
+    return end, shown
+
+
+def claimed(store, campaign_id):
+    store.owners.begin_campaign(campaign_id)
+    assert store.owners.claim_campaign(campaign_id, "o", this_process())
+    return store.as_owner(campaign_id, "o")
+
+
+def test_the_error_names_the_reason_why_the_campaign_process_ended(store, campaign_id):
+    error = ActorDiedError()
+    error.error_msg = "The actor died.\n\tpid: 3\nIts node ran out of memory.\n"
+    claimed(store, campaign_id)
+    message = r"crashed \(Its node ran out of memory\); nothing .* trappm campaign resume \w+$"
+    with pytest.raises(CampaignError, match=message):
+        followed(store, campaign_id, Process(error))
+
+
+def test_a_failure_before_the_campaign_began_is_shown(store, campaign_id):
+    claimed(store, campaign_id)
+    cause = InputError("the label store is of another version")
+    with pytest.raises(InputError, match="of another version"):
+        followed(store, campaign_id, Process(RayTaskError("ended", "", cause)))
+
+
+def test_a_campaign_without_a_process_ends_with_the_command_to_resume_it(
+    store, campaign_id, monkeypatch
+):
     monkeypatch.setattr(launch, "SILENT_S", 0.0)
+    store.owners.begin_campaign(campaign_id)
     with pytest.raises(CampaignError) as caught:
-        launch._follow(NoAnswer, "1a2b", print, is_detached=True, leave=False, is_bound=is_bound)
-    message = str(caught.value)
-    assert "has not answered for 0 s" in message
-    assert message.endswith("nothing recorded is lost, continue with: trappm campaign resume 1a2b")
-    assert ("SQLite ends with its node" in message) == is_bound
-    assert "\n" not in message
+        followed(store, campaign_id, Process(is_over=False), is_detached=True)
+    assert str(caught.value).endswith(f"continue with: trappm campaign resume {campaign_id}")
 
 
-@pytest.fixture
-def begun_home(tmp_path, monkeypatch):
-    """A data folder with a campaign that was begun."""
-    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path))
-    monkeypatch.delenv("TRAPPM_DATABASE", raising=False)
-    home = Home.open()
-    with Store.open(home.database_url) as store:
-        campaign, _ = launch.start_or_continue(store, load_preset("laptop"))
-        store.owners.begin_campaign(campaign.id)
-    monkeypatch.setattr(launch, "SILENT_S", 0.5)
-    return home, campaign.id
+def test_what_a_campaign_tells_its_store_is_shown(store, campaign_id):
+    mine = claimed(store, campaign_id)
+
+    def watch(shown):
+        seen.append(shown)
+        if len(seen) == 1:
+            mine.campaigns.log_event(campaign_id, "news", {"message": "a new node"})
+            mine.owners.report(campaign_id, Activity(stage="graphs", done=2, total=9))
+        elif len(seen) == 2:
+            mine.owners.end_campaign(campaign_id, CampaignState.FAILED, "the disk is full")
+            store.owners.release(campaign_id, "o")
+
+    seen = []
+    with pytest.raises(CampaignError, match="the disk is full"):
+        launch._follow(
+            store, Follower(store, campaign_id), Process(is_over=False), watch,
+            is_detached=True, until_begun=False,
+        )  # fmt: skip
+    assert [each.activity.stage for each in seen[:2]] == ["starting", "graphs"]
+    assert (seen[1].activity.done, seen[1].activity.total) == (2, 9)
+    assert [line for each in seen for line in each.lines] == ["a new node", "the disk is full"]
 
 
-def test_resuming_kills_an_earlier_process_that_is_silent(begun_home, monkeypatch):
-    there = [NoAnswer]
+def test_a_detached_launch_returns_once_a_process_runs_the_campaign(store, campaign_id):
+    claimed(store, campaign_id)
+    end, _ = followed(store, campaign_id, Process(is_over=False), is_detached=True,
+                      until_begun=True)  # fmt: skip
+    assert end is launch.End.LEFT
+
+
+def test_resuming_kills_an_earlier_process_that_does_not_end(store, campaign_id, monkeypatch):
+    there = [Process(is_over=False)]
 
     def get_actor(_name):
         if not there:
@@ -101,52 +162,41 @@ def test_resuming_kills_an_earlier_process_that_is_silent(begun_home, monkeypatc
 
     monkeypatch.setattr(ray, "get_actor", get_actor)
     monkeypatch.setattr(ray, "kill", there.remove)
-    launch._wait_for_previous(*begun_home, print)
+    mine = claimed(store, campaign_id)
+    assert launch._earlier(store, campaign_id, print) is there[0]  # it runs: it is followed
+    store.owners.stop_campaign(campaign_id, CampaignState.PAUSED)
+    mine.owners.release(campaign_id, "o")
+    assert launch._earlier(store, campaign_id, print) is None
     assert there == []
-
-
-def test_resuming_ends_with_an_error_if_an_earlier_process_stays(begun_home, monkeypatch):
-    monkeypatch.setattr(ray, "get_actor", lambda _name: NoAnswer)
-    monkeypatch.setattr(ray, "kill", lambda _actor: None)
-    with pytest.raises(CampaignError, match=r"has not ended for 1 s; .* trappm campaign resume"):
-        launch._wait_for_previous(*begun_home, print)
-
-
-class InterruptedOnce:
-    """An actor whose watcher is interrupted by Ctrl-C, and which ends when it is asked to stop."""
-
-    def __init__(self):
-        self.is_stopped, self._asked = False, 0
-        self.progress = SimpleNamespace(remote=self._progress)
-        self.stop = SimpleNamespace(remote=lambda: setattr(self, "is_stopped", True))
-        self.result = SimpleNamespace(remote=lambda: None)
-
-    def _progress(self, life, seen):
-        self._asked += 1
-        if self._asked == 1:
-            raise KeyboardInterrupt
-        progress = {"stage": "stopping"}
-        return {"life": life, "lines_seen": seen, "progress": progress, "begun": True,
-                "ended": self.is_stopped}  # fmt: skip
+    assert store.campaigns.state(campaign_id) is CampaignState.RUNNING
 
 
 def test_ctrl_c_stops_a_campaign_and_the_command_names_the_one_to_resume_it(
-    tmp_path, monkeypatch, command
+    home, monkeypatch, command
 ):
-    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path))
-    monkeypatch.setattr(launch, "get", lambda made, timeout_s=None: made)
-    actor, stages = InterruptedOnce(), []
+    stages = []
 
     def run_campaign(home, campaign_id, spec, *, address, watch, detach):
-        return launch._follow(
-            actor, campaign_id, lambda progress: stages.append(progress.stage),
-            is_detached=False, leave=False,
-        )  # fmt: skip
+        with Store.open(home.database_url) as store:
+            claimed(store, campaign_id)
+
+            def show(shown):
+                stages.append(shown.activity.stage)
+                if len(stages) == 1:
+                    raise KeyboardInterrupt
+                store.owners.release(campaign_id, "o")  # it has obeyed
+
+            return launch._follow(
+                store, Follower(store, campaign_id), Process(is_over=False), show,
+                is_detached=False, until_begun=False,
+            )  # fmt: skip
 
     monkeypatch.setattr(launch, "run_campaign", run_campaign)
     status, out, _ = command("campaign launch --preset laptop")
-    assert (status, actor.is_stopped, stages) == (130, True, ["stopping"] * 2)
+    assert (status, stages[:2]) == (130, ["starting", "stopping"])
     assert "Stopped; continue with: trappm campaign resume " in out
+    with Store.open(home.database_url) as store:
+        assert store.campaigns.get().state is CampaignState.PAUSED
 
 
 PATIENCE_S = 120

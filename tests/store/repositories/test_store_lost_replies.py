@@ -22,6 +22,7 @@ from store_whole import canary_reading
 
 from trappm.profiler.trace_cache import TraceKey
 from trappm.store import Patience, Store
+from trappm.store.records import Activity
 from trappm.store.schema import METADATA
 
 
@@ -89,6 +90,7 @@ CASES = {
     "rounds.plan": planned_anew,
     "rounds.close": lambda s, c: lambda: s.rounds.close(c, 0, {"error": 0.5}),
     "assignments.lose": lost,
+    "owners.report": lambda s, c: lambda: s.owners.report(c, Activity(stage="steps", done=1)),
     "campaigns.start_or_continue": lambda s, c: (
         lambda: s.campaigns.start_or_continue("new", {"seed": 3}).name
     ),

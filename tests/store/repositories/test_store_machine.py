@@ -131,7 +131,7 @@ def assignment_machine(store):
                 == "paused"
             )
             assert not self.mine.owners.finish_campaign(self.campaign_id, "", None)
-            store.owners.begin_campaign(self.campaign_id, gone=self.owner_id)
+            self.mine = owned(store, self.campaign_id, self.owner_id, gone=self.owner_id)
             self.interrupted()
 
         @rule()

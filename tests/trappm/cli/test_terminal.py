@@ -16,6 +16,7 @@ from trappm.cluster.campaign.progress import Progress
 from trappm.cluster.profiles import Traced
 from trappm.cluster.spec import load_preset
 from trappm.profiler.trace_cache import Refusal, TraceKey
+from trappm.store.records import Activity
 from trappm.terminal.progress_bars import BuildDisplay, CampaignDisplay, LiveBar
 
 TRAPPM = Path(sys.executable).with_name("trappm")
@@ -68,10 +69,11 @@ CAMPAIGN = """
 import sys
 from trappm.cluster.campaign.progress import Progress
 from trappm.cluster.spec import load_preset
+from trappm.store.records import Activity
 from trappm.terminal.progress_bars import CampaignDisplay
-with CampaignDisplay("1a2b3c4d", load_preset("laptop")) as display:
+with CampaignDisplay("1a2b3c4d", load_preset("laptop"), "laptop", 1) as display:
     for done in range(1000):
-        display.show(Progress(stage="measuring", done=done, total=1000, lines=("news",)))
+        display.show(Progress(Activity(stage="measuring", done=done, total=1000), ("news",)))
 print("measured all", file=sys.stderr)
 """
 
@@ -93,10 +95,10 @@ LONG_NAME = "efficientvit_l3_with_a_name_of_nobody.r384_in1k"
 
 
 def campaign_bar(**counts):
-    with CampaignDisplay("1a2b3c4d", load_preset("laptop")) as display:
+    with CampaignDisplay("1a2b3c4d", load_preset("laptop"), "laptop", 1) as display:
         current = (f"cpu-2t: {LONG_NAME} batch 4 at 224 px",) * 3
         stage = "measuring, round 12 of 14"
-        display.show(Progress(stage=stage, eta_s=3599, current=current, **counts))
+        display.show(Progress(Activity(stage=stage, eta_s=3599, current=current, **counts)))
         display._bar.refresh()
 
 
@@ -108,11 +110,13 @@ def pool_bar():
 
 
 def test_stages_without_counts_keep_the_bar(screen):
-    with CampaignDisplay("1a2b3c4d", load_preset("laptop")) as display:
-        display.show(Progress(stage="measuring", done=82, total=82))
-        display.show(Progress(stage="learning", done=2, total=6))  # and its end is not seen
+    with CampaignDisplay("1a2b3c4d", load_preset("laptop"), "laptop", 1) as display:
+        display.show(Progress(Activity(stage="measuring", done=82, total=82)))
+        display.show(
+            Progress(Activity(stage="learning", done=2, total=6))
+        )  # and its end is not seen
         for stage in ("publishing", "finished"):
-            display.show(Progress(stage=stage))
+            display.show(Progress(Activity(stage=stage)))
             display._bar.refresh()
     lines = [line for line in re.split(r"[\r\n]", screen.getvalue()) if "finished" in line]
     assert lines
