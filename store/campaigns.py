@@ -409,18 +409,20 @@ def _created(session: Session, name: str, spec: Mapping[str, Any], seed: int) ->
 
 
 def add_event(session: Session, campaign_id: str, kind: str, message: Mapping[str, Any]) -> None:
-    """Add an event within a transaction, under the time of the call."""
-    at = call_of(session).at
-    session.add(EventRow(campaign_id=campaign_id, at=at, kind=kind, message=dict(message)))
+    """Add an event of the call within a transaction."""
+    call = call_of(session)
+    session.add(
+        EventRow(
+            campaign_id=campaign_id, at=call.at, kind=kind, message=dict(message), call_id=call.id
+        )
+    )
 
 
 def event_of_call(session: Session, campaign_id: str) -> Mapping[str, Any] | None:
-    """Return the message of the event that an earlier attempt of this call added, or None.
-
-    A call adds one event at most, under the time of the call, to the microsecond.
-    """
-    at = call_of(session).at
-    return session.scalar(select(EventRow.message).filter_by(campaign_id=campaign_id, at=at))
+    """Return the message of the event that an earlier attempt of this call added, or None."""
+    call_id = call_of(session).id
+    query = select(EventRow.message).filter_by(campaign_id=campaign_id, call_id=call_id)
+    return session.scalar(query.limit(1))
 
 
 def existing(session: Session, campaign_id: str, *, to_change: bool = True) -> CampaignRow:

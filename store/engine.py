@@ -44,13 +44,13 @@ _BEGIN = "sqlite_begin"
 """Execution option of an engine: the statement that begins a transaction on SQLite."""
 
 _AWAY = (
-    "SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_CANTOPEN", "SQLITE_FULL",
+    "SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_CANTOPEN", "SQLITE_FULL", "SQLITE_IOERR",
     "08", "40", "53", "57P01", "57P02", "57P03",
 )  # fmt: skip
 """Names of SQLite's errors, and SQLSTATEs or their classes, after which the same may succeed later.
 
-The database is locked, its disk is missing or full; the connection is lost, the transaction rolled
-back, no resources left, the server shut down, crashed or starting.
+The database is locked, its disk is missing or full, or a quota used up; the connection is lost, the
+transaction rolled back, no resources left, the server shut down, crashed or starting.
 """
 
 _POSTGRESQL_OPTIONS = {

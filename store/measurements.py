@@ -52,6 +52,9 @@ from trappm.store.schema import (
 )
 from trappm.store.transactions import Repository, reading, writing
 
+SERIES_END = 50
+"""Number of readings at either end of a canary's series that a reference and a decision need."""
+
 BATCH = 2000
 """Measurements per transaction, which takes less than a second."""
 
@@ -474,14 +477,35 @@ class Canaries(Repository):
         self, session: Session, *, device: str | None = None, campaign_id: str | None = None
     ) -> list[CanaryReading]:
         """Return the readings of a device or of a campaign, the oldest first."""
-        query = (
-            select(*CanaryRow.__table__.columns, *CONFIGURATION)
-            .join(ConfigurationRow, ConfigurationRow.id == CanaryRow.configuration_id)
-            .order_by(CanaryRow.taken_at, CanaryRow.id)
-        )
+        query = _READINGS
         if device is not None:
             query = query.where(CanaryRow.device == device)
         if campaign_id is not None:
             query = query.where(CanaryRow.campaign_id == campaign_id)
-        rows = session.execute(query)
-        return [record_of(CanaryReading, x, configuration=configuration_of(x)) for x in rows]
+        return [_reading_of(row) for row in session.execute(query)]
+
+    @reading
+    def history(self, session: Session, device: str) -> list[CanaryReading]:
+        """Return what a reference and a decision need of a device's readings, the oldest first.
+
+        These are the first and the last `SERIES_END` of each series, however long it is.
+        """
+        series = (CanaryRow.host, CanaryRow.stack_fingerprint, CanaryRow.configuration_id)
+        first = func.row_number().over(partition_by=series, order_by=CanaryRow.id)
+        last = func.row_number().over(partition_by=series, order_by=CanaryRow.id.desc())
+        ranked = select(CanaryRow.id, first.label("first"), last.label("last"))
+        ends = ranked.where(CanaryRow.device == device).subquery()
+        query = _READINGS.join(ends, ends.c.id == CanaryRow.id)
+        query = query.where(or_(ends.c.first <= SERIES_END, ends.c.last <= SERIES_END))
+        return [_reading_of(row) for row in session.execute(query)]
+
+
+_READINGS: Select[*tuple[Any, ...]] = (
+    select(*CanaryRow.__table__.columns, *CONFIGURATION)
+    .join(ConfigurationRow, ConfigurationRow.id == CanaryRow.configuration_id)
+    .order_by(CanaryRow.taken_at, CanaryRow.id)
+)
+
+
+def _reading_of(row: Row[Any]) -> CanaryReading:
+    return record_of(CanaryReading, row, configuration=configuration_of(row))

@@ -60,7 +60,7 @@ class HostChecks:
         if self.canary is None or not self._has_canary(worker):
             return False
         if worker not in self._watches:
-            history = self.store.canaries.all(device=worker.device)
+            history = self.store.canaries.history(worker.device)
             self._watches[worker] = CanaryWatch(self.canary, history=history)
         return self._watches[worker].is_due()
 

@@ -26,6 +26,7 @@ import trappm.cluster.campaign.campaign
 import trappm.store.engine
 import trappm.store.owners
 from trappm.cluster.campaign.campaign import CampaignStopped
+from trappm.profiler.errors import StoreError
 from trappm.profiler.records import Configuration, StepSummary
 from trappm.reports.campaign_facts import campaign_facts, campaign_rows
 from trappm.store import Assignment, Patience, Store
@@ -82,6 +83,22 @@ def test_no_label_is_lost_while_the_store_is_unavailable(new_store, monkeypatch,
         ]
     assert "full" in away or "locked" in away
     assert "answers again" in back
+
+
+def test_a_disk_that_stays_full_is_waited_for_once_and_the_campaign_can_go_on(
+    new_store, monkeypatch
+):
+    monkeypatch.setattr(trappm.store.engine, "BUSY_TIMEOUT_S", 0.05)
+    told, repairs = [], []
+    with Store.open(new_store(), Patience(wait_s=0.3, tell=told.append)) as opened:
+        workers = FakeWorkers(at=(4, lambda: repairs.append(fill_the_disk(opened))))
+        run = campaign(opened, workers)
+        with pytest.raises(StoreError, match="waited 0 s for it in vain"):
+            run.run()
+        assert sum("trying again" in line for line in told) == 1
+        repairs[0]()
+        campaign(opened, FakeWorkers(), campaign_id=run.id).run()
+        assert labels_by_device(opened, run.id) == BUDGET
 
 
 def test_no_label_is_lost_when_clocks_jump(new_store, monkeypatch):

@@ -8,6 +8,8 @@ import signal
 import socket
 import socketserver
 import sqlite3
+import subprocess
+import sys
 import tempfile
 import threading
 from functools import partial
@@ -259,3 +261,30 @@ def test_a_server_that_comes_up_while_its_failure_is_looked_at_is_waited_for(own
     waits, back = notices.lines
     assert "starting up" in waits
     assert "answers again" in back
+
+
+QUOTA = """
+import resource, sys
+from store_samples import configuration, measurement
+from trappm.store import Patience, Store
+
+def more_space(seconds):  # while it waits
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+
+told = []
+with Store.open(sys.argv[1], Patience(tell=told.append, sleep=more_space)) as store:
+    store.measurements.record_many([measurement(configuration(1))])
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 12, resource.RLIM_INFINITY))
+    store.measurements.record_many([measurement(configuration(b)) for b in range(2, 200)])
+    print(len(store.labels.matching()), len(told), told[-1])
+"""
+
+
+def test_a_quota_that_is_used_up_is_waited_for(tmp_path):
+    result = subprocess.run(
+        [sys.executable, "-c", QUOTA, f"sqlite:///{tmp_path / 'labels.db'}"],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, sys.path))},
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("199 2 the label store answers again")

@@ -3,11 +3,12 @@
 import dataclasses
 
 import pytest
-from store_samples import campaign_with, configuration, measurement
+from store_samples import ENVIRONMENT, campaign_with, configuration, measurement
 
 from trappm.profiler.errors import StoreError
 from trappm.profiler.measuring.canary import CanaryPlan, read_canary
 from trappm.store import RefusedRowError
+from trappm.store import measurements as store_measurements
 
 PLAN = CanaryPlan(configuration=configuration(4))
 
@@ -33,6 +34,17 @@ def test_canary_readings_are_stored_once_and_read_unchanged(store):
     assert history == taken
     assert [r.decision for r in history] == ["ok", "ok", "drifting", "drifting", "stop", "stop"]
     assert history[-1].series == history[0].series
+
+
+def test_a_long_history_is_read_at_its_ends_only(store, monkeypatch):
+    monkeypatch.setattr(store_measurements, "SERIES_END", 2)
+    taken = readings([10, 10.1, 10.2, 10.3, 10.4, 10.5])
+    other = readings([20], environment=ENVIRONMENT | {"host": "far"})
+    for reading in [*taken, *other, *readings([30], device="cpu-1t")]:
+        store.canaries.save(reading)
+    kept = store.canaries.history("cpu-2t")
+    assert [r for r in kept if r.host == taken[0].host] == [*taken[:2], *taken[-2:]]
+    assert [r for r in kept if r.host != taken[0].host] == other
 
 
 def test_canary_readings_are_filtered_by_device_and_campaign(store):
