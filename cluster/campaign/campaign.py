@@ -527,8 +527,9 @@ class Campaign:
                     "take is learned from labels alone, without its data sheet"
                 )
         yield from self._trace("steps", self._planner.steps())
+        began = self.clock()
         yield from self._call("encoder", "set_pool", *self._planner.learner_pool())
-        self._knows = replace(self._knows, is_ready=True)
+        self._knows = replace(self._knows, is_ready=True, training_s=self.clock() - began)
         self._tell(news=f"encoder: ready, {len(self._planner.pool)} configurations embedded")
 
     def _trace(self, stage: str, keys: Collection[TraceKey]) -> Iterator[None]:

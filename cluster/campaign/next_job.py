@@ -106,7 +106,7 @@ class LearnerState:
     known: int | None = None
     """Number of assignments that had ended when its last training began."""
     training_s: float = 0.0
-    """Duration of its last training."""
+    """Duration of its last training; that of the encoder before the first one."""
     may_choose: bool = False
     """True directly after a training, and as long as choices follow it."""
     has_failed: bool = False
@@ -166,7 +166,10 @@ def _job_of_learner(
     if knows_all or not (short_of_work or has_all_ended):
         return None  # planned assignments are measured first
     source = course.devices[0]
-    is_last_chance = all(part.device != source for part in standing.pending)
+    to_come = sum(p.waiting + p.leased for p in standing.pending if p.device == source)
+    is_last_chance = not to_come
+    if learner.known is None and not standing.is_enough and 2 * to_come > course.shares[source][1]:
+        return None  # half of the initial round is the least to choose by
     if learner.lacks_heads and not (is_last_chance or standing.is_enough):
         return None  # there were too few labels: wait for all of the initial round
     return Train(is_last_chance)
