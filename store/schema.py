@@ -11,7 +11,7 @@
     campaigns <- events                                  log
 
 Times, JSON, enumerations and large numbers are stored in the same way on both back ends. Names of
-columns carry units. A change here needs another SCHEMA.
+columns carry units. A change here needs another SCHEMA and its revision in `migrations/versions`.
 """
 
 from __future__ import annotations
@@ -217,10 +217,12 @@ class CampaignRow(Base):
     finished_at: Mapped[str | None] = mapped_column(UtcTime)
     snapshot: Mapped[str | None] = mapped_column(String(64))
     """Id of its published snapshot, whose files are in the registry."""
+    activity: Mapped[dict[str, Any] | None] = mapped_column(JSON_)
+    """A `records.Activity` of its owner; NULL without one."""
     owner_id: Mapped[str | None] = mapped_column(String(32))
     """Id of the process that runs it and alone may write for it; see `owners`."""
     owner_process: Mapped[dict[str, Any] | None] = mapped_column(JSON_)
-    """A `records.OwnerProcess`."""
+    """A `records.OwnerProcess`: its host and id."""
     owned_since: Mapped[str | None] = mapped_column(UtcTime)
     owner_seen_at: Mapped[str | None] = mapped_column(UtcTime)
     """Last heartbeat, by the clock of the database."""
@@ -252,6 +254,8 @@ class RoundRow(Base):
     campaign_id: Mapped[str] = mapped_column(ForeignKey("campaigns.id"), primary_key=True)
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     purpose: Mapped[Purpose]
+    planned: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    """Number of assignments by device key, for the devices whose part is planned."""
     report: Mapped[dict[str, Any] | None] = mapped_column(JSON_)
     """Report of its end; NULL while it is open."""
 
@@ -274,7 +278,10 @@ class AssignmentRow(Base):
     state: Mapped[AssignmentState] = mapped_column(default=AssignmentState.OPEN)
     attempts: Mapped[int] = mapped_column(default=0)
     failures: Mapped[int] = mapped_column(default=0)
+    losses: Mapped[int] = mapped_column(default=0)
     worker: Mapped[str | None] = mapped_column(String(200))
+    host: Mapped[str | None] = mapped_column(String(255))
+    """Node of the worker."""
 
     __table_args__ = (
         ForeignKeyConstraint(
@@ -286,9 +293,20 @@ class AssignmentRow(Base):
         ),
         UniqueConstraint("campaign_id", "configuration_id", "device_key"),
         CheckConstraint("(worker IS NOT NULL) = (state = 'leased')", name="worker"),
-        CheckConstraint("failures BETWEEN 0 AND attempts", name="attempts"),
-        Index(None, "campaign_id", "device_key", "state", "round_number", "rank"),
+        CheckConstraint("(host IS NOT NULL) = (worker IS NOT NULL)", name="host"),
+        CheckConstraint("failures >= 0 AND losses >= 0", name="counts"),
+        CheckConstraint("failures + losses <= attempts", name="attempts"),
+        Index(None, "campaign_id", "state", "device_key"),
     )
+
+
+class FailedHostRow(Base):
+    """A node on which an assignment failed; others are tried first."""
+
+    __tablename__ = "failed_hosts"
+
+    assignment_id: Mapped[str] = mapped_column(ForeignKey("assignments.id"), primary_key=True)
+    host: Mapped[str] = mapped_column(String(255), primary_key=True)
 
 
 class MeasurementRow(Base):
@@ -425,15 +443,19 @@ class EventRow(Base):
     __tablename__ = "events"
 
     id: Mapped[int] = mapped_column(BIG, primary_key=True)
-    campaign_id: Mapped[str] = mapped_column(ForeignKey("campaigns.id"), index=True)
+    campaign_id: Mapped[str] = mapped_column(ForeignKey("campaigns.id"))
     at: Mapped[str] = mapped_column(UtcTime)
     kind: Mapped[str] = mapped_column(String(64))
     message: Mapped[dict[str, Any]]
+    call_id: Mapped[str | None] = mapped_column(String(32), index=True)
+    """`transactions.Call` that added it, so that a repeated one adds it once."""
+
+    __table_args__ = (Index(None, "campaign_id", "kind"),)
 
 
 METADATA = Base.metadata
 
-SCHEMA = "0018"
+SCHEMA = "0019"
 """Version of this schema."""
 VERSION_TABLE = Table(
     "alembic_version", METADATA, Column("version_num", String(32), primary_key=True)
