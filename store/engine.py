@@ -1,8 +1,7 @@
-"""Opening SQLite or PostgreSQL, the version of the schema, and errors of the database.
+"""Opening SQLite or PostgreSQL, and errors of the database.
 
 Commits are synced to disk (synchronous=FULL), because a label takes seconds to measure and must
-survive a power cut. There is one schema, that of `store.schema`. A database notes its version in a
-table of the name that Alembic uses, so that Alembic can take over when a later version changes it.
+survive a power cut.
 """
 
 from __future__ import annotations
@@ -24,10 +23,8 @@ from sqlalchemy import (
     create_engine,
     event,
     func,
-    inspect,
     make_url,
     select,
-    text,
 )
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError, DatabaseError, SQLAlchemyError, StatementError
@@ -35,7 +32,7 @@ from sqlalchemy.orm import Session
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
 from trappm.profiler.errors import InputError, StoreAccessError, StoreError, from_extra, one_line
-from trappm.store.schema import METADATA, SCHEMA, VERSION_TABLE, Base
+from trappm.store.schema import Base
 
 BUSY_TIMEOUT_S = 60.0
 """Seconds that a writer waits for other writers; a transaction takes milliseconds."""
@@ -61,8 +58,6 @@ _POSTGRESQL_OPTIONS = {
     "keepalives_count": 4,
     "tcp_user_timeout": 60_000,
 }
-_POSTGRESQL_LOCK = 5_784_113_902
-"""An arbitrary number: the advisory lock of the process that creates a store in PostgreSQL."""
 
 _JSON_ENCODER = json.JSONEncoder(allow_nan=False)
 
@@ -167,56 +162,6 @@ def engine_to_read(url: str) -> Engine:
 def writer_of(engine: Engine) -> Engine:
     """Return the same engine, whose transactions take SQLite's write lock when they begin."""
     return engine.execution_options(**{_BEGIN: "BEGIN IMMEDIATE"})
-
-
-def create_if_empty(engine: Engine) -> None:
-    """Make an empty database a label store, in one transaction.
-
-    Raises:
-        StoreAccessError: It is not a database or not a label store of this version, or cannot be
-            written.
-    """
-    if has_tables(engine):
-        return
-    with store_errors(engine, opening=True), writer_of(engine).begin() as connection:
-        if engine.dialect.name == "postgresql":
-            connection.execute(text(f"SELECT pg_advisory_xact_lock({_POSTGRESQL_LOCK})"))
-        if not _has_tables(connection):  # another process may have been first
-            METADATA.create_all(connection)
-            connection.execute(VERSION_TABLE.insert().values(version_num=SCHEMA))
-
-
-def has_tables(engine: Engine) -> bool:
-    """Return whether a database is a label store of this version, and not empty.
-
-    Raises:
-        StoreAccessError: It is not a database or not a label store, or has another schema.
-    """
-    with store_errors(engine, opening=True), engine.connect() as connection:
-        return _has_tables(connection)
-
-
-def _has_tables(connection: Connection) -> bool:
-    tables = inspect(connection).get_table_names()
-    if not tables:
-        return False
-    schema: str | None = None
-    if VERSION_TABLE.name in tables:
-        schema = connection.scalar(select(VERSION_TABLE.c.version_num))
-    where = address(connection.engine)
-    if schema is None:
-        raise StoreAccessError(
-            f"{where} is a database of something else (it has a table {tables[0]!r}); give the "
-            "label store one of its own"
-        )
-    if schema != SCHEMA:
-        raise StoreAccessError(
-            f"{where} was written by another version of TraPPM (schema {schema}, while this one "
-            f"has {SCHEMA}). Update TraPPM if that is newer. Else export the store with that "
-            "version (trappm labels export all.jsonl --outcome any), and import the file into a "
-            "new one (trappm labels import all.jsonl)"
-        )
-    return True
 
 
 def find_damage(engine: Engine) -> list[str]:

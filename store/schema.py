@@ -11,7 +11,7 @@
     campaigns <- events                                  log
 
 Times, JSON, enumerations and large numbers are stored in the same way on both back ends. Names of
-columns carry units. A change here needs another SCHEMA.
+columns carry units. A change here needs another SCHEMA and its revision in `migrations/versions`.
 """
 
 from __future__ import annotations

@@ -12,14 +12,13 @@ from trappm.store.campaigns import Campaigns, Rounds
 from trappm.store.engine import (
     NoLabelStoreError,
     address,
-    create_if_empty,
     engine_to_read,
     find_damage,
-    has_tables,
     make_engine,
 )
 from trappm.store.labels import Labels
 from trappm.store.measurements import Canaries, Measurements
+from trappm.store.migrate import has_tables, upgrade
 from trappm.store.owners import Owners, owner_guard
 from trappm.store.pools import Pools
 from trappm.store.traces import SqlTraces
@@ -60,7 +59,8 @@ class Store:
         """
         engine = make_engine(url)
         with _disposed_on_error(engine):
-            create_if_empty(engine)
+            if not has_tables(engine):
+                upgrade(engine)
         return cls(Database(engine, patience or Patience()))
 
     @classmethod
@@ -79,6 +79,24 @@ class Store:
                     "with: trappm store upgrade"
                 )
         return cls(Database(engine, IMPATIENT))
+
+    @staticmethod
+    def upgrade(url: str) -> str | None:
+        """Upgrade the label store at an SQLAlchemy URL, as `migrate.upgrade` does.
+
+        Returns:
+            The schema before; None if the database was empty.
+
+        Raises:
+            NoLabelStoreError: There is no such SQLite file.
+            StoreAccessError: It is not a label store that can be upgraded, or is not writable.
+        """
+        engine_to_read(url).dispose()  # refuses a file that does not exist
+        engine = make_engine(url)
+        try:
+            return upgrade(engine)
+        finally:
+            engine.dispose()
 
     def impatient(self) -> Self:
         """Return the same store, which does not wait for its database."""

@@ -1,8 +1,8 @@
 """Every test that takes `store` or a database runs on each back end.
 
-Making a store runs all migrations, which takes longer than most tests. So each kind of store is
-made once in a session, as a template, and a test gets a copy of its own: as a file on SQLite, and
-by CREATE DATABASE ... TEMPLATE on PostgreSQL.
+Making and filling a store takes longer than most tests. So each kind of store is made once in a
+session, as a template, and a test gets a copy of its own: as a file on SQLite, and by CREATE
+DATABASE ... TEMPLATE on PostgreSQL.
 """
 
 import itertools

@@ -5,6 +5,7 @@ import logging
 import secrets
 import sqlite3
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 import store_whole
@@ -15,6 +16,7 @@ from trappm.store import Home, Store
 from trappm.store.schema import SCHEMA
 
 SECRET = "hunter2secret"  # noqa: S105
+STORES = Path(__file__).parent / "db" / "stores"
 COMMANDS = (["upgrade"], ["upgrade", "--check"])
 
 
@@ -53,10 +55,31 @@ def test_a_sound_and_current_store_has_no_damage_and_nothing_to_do(home, run):
     assert json.loads(run("upgrade", "--json")[1])["schema"] == SCHEMA
 
 
-def test_help_of_upgrade_promises_no_change_of_the_schema(run):
-    out = " ".join(run("upgrade", "--help")[1].split())
-    assert "A store of another schema is refused" in out
-    assert "Upgrade the schema" not in out
+def test_upgrade_makes_an_empty_database_a_store(tmp_path, run):
+    path = tmp_path / "labels.db"
+    path.touch()
+    status, out, err, _ = run("upgrade", "--database", f"sqlite:///{path}")
+    assert (status, err) == (0, "")
+    assert out == f"sqlite:///{path} is a label store now, with schema {SCHEMA}\n"
+    assert run("upgrade", "--check", "--database", f"sqlite:///{path}")[0] == 0
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_upgrade_of_an_older_store_says_from_which_schema_to_which(tmp_path, run, as_json):
+    path = tmp_path / "labels.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript((STORES / "0018_sqlite.sql").read_text("utf-8"))
+    database = ["--database", f"sqlite:///{path}"]
+    status, out, err, _ = run("upgrade", "--check", *database)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert "upgrade it with: trappm store upgrade" in err
+    status, out, err, _ = run("upgrade", *database, *(["--json"] if as_json else []))
+    assert (status, err) == (0, "")
+    if as_json:
+        assert json.loads(out)["before"] == "0018"
+    else:
+        assert out == f"sqlite:///{path} is upgraded from schema 0018 to {SCHEMA}\n"
+    assert run("upgrade", "--check", *database)[0] == 0
 
 
 def test_check_reports_rows_without_the_row_that_they_refer_to(home, run):

@@ -1,4 +1,4 @@
-"""`trappm store upgrade`: make a label store, or check it."""
+"""`trappm store upgrade`: make, upgrade or check a label store."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 from trappm.cli.options import AsJson, print_json
 
 app = typer.Typer(
-    help="Make a label store, and check it.",
+    help="Make, upgrade and check a label store.",
     no_args_is_help=True,
     epilog="Example: trappm store upgrade --check",
 )
@@ -34,9 +34,9 @@ def upgrade(
     database: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make an empty database a label store.
+    """Upgrade the schema of a label store, or make an empty database a label store.
 
-    A store of another schema is refused. The message says how to export and import its labels.
+    The upgrade is one transaction. End campaigns first: their leases are released.
 
     With --check, nothing is changed.
     The exit status is 1 if the database is damaged, or 2 if its schema is of another version.
@@ -45,16 +45,19 @@ def upgrade(
         _check(_url(database), as_json)
         return
     from trappm.store import Store
-    from trappm.store.engine import engine_to_read
     from trappm.store.schema import SCHEMA
 
-    engine_to_read(_url(database)).dispose()  # refuses a file that does not exist
-    with Store.open(_url(database)) as store:
+    before = Store.upgrade(_url(database))
+    with Store.open_to_read(_url(database)) as store:
         where = store.address
     if as_json:
-        print_json({"address": where, "schema": SCHEMA})
-    else:
+        print_json({"address": where, "before": before, "schema": SCHEMA})
+    elif before is None:
+        typer.echo(f"{where} is a label store now, with schema {SCHEMA}")
+    elif before == SCHEMA:
         typer.echo(f"{where} has the newest schema, {SCHEMA}; nothing to do")
+    else:
+        typer.echo(f"{where} is upgraded from schema {before} to {SCHEMA}")
 
 
 def _check(url: str, as_json: bool) -> None:

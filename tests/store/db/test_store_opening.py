@@ -13,7 +13,7 @@ from sqlalchemy import create_engine, inspect, text
 from sqlalchemy.exc import IntegrityError
 from store_samples import configuration, contents, measurement
 
-import trappm.store.engine
+import trappm.store.migrate
 from trappm.profiler.errors import InputError, StoreAccessError, StoreError
 from trappm.store import Home, LabelFilter, Patience, Store
 from trappm.store.engine import make_engine
@@ -43,14 +43,23 @@ def test_labels_of_failed_measurements_violate_constraints(whole_url, change):
     assert contents(whole_url) == before
 
 
-@pytest.mark.parametrize("schema", ["0001", "9999"])
-def test_a_store_of_another_version_is_refused_with_advice(store, database_url, schema):
+@pytest.mark.parametrize(
+    ("schema", "advice"),
+    [
+        ("0017", r"too old to be upgraded .from 0018 on.* labels export .* labels import"),
+        ("9999", r"a newer version of TraPPM .schema 9999.* update TraPPM"),
+        ("other", r"a newer version of TraPPM .schema other.* update TraPPM"),
+    ],
+)
+def test_a_store_of_a_schema_without_a_revision_is_refused_with_advice(
+    store, database_url, schema, advice
+):
     engine = create_engine(database_url)
     with engine.begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = :x"), {"x": schema})
     engine.dispose()
-    for open_ in (Store.open, Store.open_to_read):
-        with pytest.raises(StoreAccessError, match=rf"schema {schema}.*Update.*labels export"):
+    for open_ in (Store.open, Store.open_to_read, Store.upgrade):
+        with pytest.raises(StoreAccessError, match=advice):
             open_(database_url)
 
 
@@ -76,7 +85,7 @@ def test_a_database_with_other_tables_is_not_changed(empty_database_url):
 
 def test_a_failed_creation_leaves_no_tables(empty_database_url, monkeypatch):
     with monkeypatch.context() as patched:
-        patched.setattr(trappm.store.engine, "SCHEMA", "x" * 99 + "\ud800")
+        patched.setattr(trappm.store.migrate, "SCHEMA", "x" * 99 + "\ud800")
         with pytest.raises(StoreError):
             Store.open(empty_database_url)
     engine = create_engine(empty_database_url)
