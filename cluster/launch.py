@@ -15,7 +15,6 @@ from trappm.cluster.campaign.history import rule_held
 from trappm.cluster.campaign.ownership import STOP_S, begin, runs
 from trappm.cluster.campaign.planner import check_budget, check_stop, pool_of, without_refused
 from trappm.cluster.campaign.progress import Follower, Progress, follow
-from trappm.cluster.campaign.stop_rules import StopRules, deadline_passed
 from trappm.cluster.ray_runtime import (
     ACCELERATOR_LABEL,
     CAMPAIGN_ACTOR,
@@ -26,6 +25,7 @@ from trappm.cluster.ray_runtime import (
     require_nodes,
 )
 from trappm.cluster.spec import CampaignSpec, runs_nothing
+from trappm.cluster.stop_rules import StopRules, deadline_passed
 from trappm.profiler.devices import meant_device, open_device
 from trappm.profiler.errors import CampaignError, InputError, TrappmError
 from trappm.profiler.records import Outcome

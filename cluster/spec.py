@@ -24,7 +24,7 @@ from pydantic import (
     model_validator,
 )
 
-from trappm.cluster.campaign.stop_rules import StopRules
+from trappm.cluster.stop_rules import StopRules
 from trappm.cluster.yaml_file import load, parse
 from trappm.profiler.devices.base import rank_key
 from trappm.profiler.errors import CampaignError, InputError, TrappmError

@@ -22,7 +22,7 @@ import psutil
 import ray
 from ray.exceptions import ActorUnschedulableError, RayActorError, RayError, RayTaskError
 
-from trappm.cluster.campaign.messages import Finished, Task, Worker
+from trappm.cluster.messages import Finished, Task, Worker
 from trappm.cluster.profiles import TraceTasks
 from trappm.cluster.ray_runtime import (
     Placement,

@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any
 
 from trappm.cluster.campaign import history
 from trappm.cluster.campaign.host_checks import HostChecks
-from trappm.cluster.campaign.messages import Finished, Worker
 from trappm.cluster.campaign.next_job import (
     Choose,
     Close,
@@ -47,9 +46,10 @@ from trappm.cluster.campaign.next_job import (
 from trappm.cluster.campaign.planner import PURPOSES, Planner, first_steps, pool_of
 from trappm.cluster.campaign.progress import round_line, seconds_to_go
 from trappm.cluster.campaign.sharing import Need, most_workers
-from trappm.cluster.campaign.stop_rules import Stop, target_reached
-from trappm.cluster.campaign.training_report import LeftOut, Spent, TrainingReport
+from trappm.cluster.messages import Finished, Worker
 from trappm.cluster.spec import CampaignBudget, CampaignSpec, runs_nothing
+from trappm.cluster.stop_rules import Stop, target_reached
+from trappm.cluster.training_report import LeftOut, Spent, TrainingReport
 from trappm.learner.physics.device_specs import known_spec
 from trappm.profiler.errors import CampaignError, StoreError, TrappmError
 from trappm.profiler.host.environment import stack_fingerprint

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from trappm.cluster.campaign.next_job import Course
-from trappm.cluster.campaign.stop_rules import CampaignEnd, Stop, StopRules, forecast
-from trappm.cluster.campaign.training_report import LeftOut, Spent, TrainingReport
 from trappm.cluster.spec import CampaignBudget, CampaignSpec, runs_nothing
+from trappm.cluster.stop_rules import CampaignEnd, Stop, StopRules, forecast
+from trappm.cluster.training_report import LeftOut, Spent, TrainingReport
 from trappm.learner.workload import CompiledPair, TrainingLabel
 from trappm.profiler.devices.catalogue import card_name
 from trappm.profiler.host.environment import stack_difference

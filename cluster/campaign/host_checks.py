@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from trappm.cluster.campaign.messages import CanaryCheck, Finished, Worker
+from trappm.cluster.messages import CanaryCheck, Finished, Worker
 from trappm.cluster.spec import runs_nothing
 from trappm.profiler.measuring.attempt import worker_failed
 from trappm.profiler.measuring.canary import CanaryDecision, CanaryPlan, CanaryReading, CanaryWatch

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from trappm.cluster.campaign.stop_rules import Stop, StopRules, deadline_passed
+from trappm.cluster.stop_rules import Stop, StopRules, deadline_passed
 from trappm.profiler.text import number_text
 from trappm.store.records import Standing
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from trappm.cluster.campaign.messages import Choice, ChoiceRequest
+from trappm.cluster.messages import Choice, ChoiceRequest
 from trappm.cluster.profiles import steps_of
 from trappm.cluster.spec import ALL, LEAST_TRAINING_LABELS, CampaignSpec
 from trappm.learner.stats.errors import split_architectures

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from trappm.cluster.campaign.ownership import runs
-from trappm.cluster.campaign.training_report import TrainingReport
 from trappm.cluster.spec import CampaignSpec
+from trappm.cluster.training_report import TrainingReport
 from trappm.profiler.errors import CampaignError
 from trappm.profiler.records import Outcome
 from trappm.store import CampaignRecord, CampaignState, Store

@@ -17,13 +17,13 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from trappm.cluster.campaign.messages import Choice, ChoiceRequest
-from trappm.cluster.campaign.training_report import (
+from trappm.cluster.messages import Choice, ChoiceRequest
+from trappm.cluster.spec import LEAST_TRAINING_LABELS
+from trappm.cluster.training_report import (
     Judgement,
     TrainingReport,
     TransferErrors,
 )
-from trappm.cluster.spec import LEAST_TRAINING_LABELS
 from trappm.learner.acquisition import AcquisitionRequest, cold_start, strategy_named
 from trappm.learner.acquisition.pool_knowledge import PoolKnowledge, probability_above
 from trappm.learner.heads.device_heads import Heads, train_heads

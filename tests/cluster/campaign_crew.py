@@ -16,12 +16,12 @@ import numpy as np
 import yaml
 
 from trappm.cluster.campaign.campaign import Campaign
-from trappm.cluster.campaign.messages import CanaryCheck, Choice, Finished, Worker
 from trappm.cluster.campaign.ownership import this_process
 from trappm.cluster.campaign.progress import Follower
-from trappm.cluster.campaign.training_report import TrainingReport
+from trappm.cluster.messages import CanaryCheck, Choice, Finished, Worker
 from trappm.cluster.profiles import Traced
 from trappm.cluster.spec import CampaignSpec, parse_spec
+from trappm.cluster.training_report import TrainingReport
 from trappm.profiler.host.environment import utc_now
 from trappm.profiler.measuring.attempt import WORKER
 from trappm.profiler.records import (

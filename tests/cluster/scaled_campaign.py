@@ -24,7 +24,7 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
 from campaign_crew import FakeLearner, FakeTraces, made_up, owned
 
 from trappm.cluster.campaign.campaign import Campaign
-from trappm.cluster.campaign.messages import Finished, Worker
+from trappm.cluster.messages import Finished, Worker
 from trappm.cluster.spec import CampaignSpec
 from trappm.store import Store
 

@@ -15,10 +15,10 @@ from pydantic import TypeAdapter
 
 from trappm.cluster.campaign.history import end_of, rule_held
 from trappm.cluster.campaign.ownership import runs
-from trappm.cluster.campaign.stop_rules import CampaignEnd
-from trappm.cluster.campaign.training_report import TrainingReport
 from trappm.cluster.launch import LOST, RETRIED
 from trappm.cluster.spec import CampaignBudget, runs_nothing
+from trappm.cluster.stop_rules import CampaignEnd
+from trappm.cluster.training_report import TrainingReport
 from trappm.profiler.measuring.canary import CanaryDecision, CanaryReading
 from trappm.profiler.records import Outcome, is_cpu_device
 from trappm.profiler.steps.sampling import is_contended

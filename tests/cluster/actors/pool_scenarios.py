@@ -19,7 +19,7 @@ from ray.autoscaler.v2.sdk import get_cluster_status
 
 from trappm.cluster.actors import profiler_pool
 from trappm.cluster.actors.profiler_pool import ProfilerPool
-from trappm.cluster.campaign.messages import CanaryCheck
+from trappm.cluster.messages import CanaryCheck
 from trappm.profiler.errors import DeviceError
 from trappm.profiler.records import QUICK, Configuration
 

@@ -25,9 +25,9 @@ from campaign_crew import (
 import trappm.cluster.campaign.campaign
 import trappm.cluster.launch
 from trappm.cluster.campaign.campaign import CampaignStopped
-from trappm.cluster.campaign.messages import Worker
 from trappm.cluster.campaign.planner import with_whole_pool
 from trappm.cluster.launch import check_spec, order_retry, order_stop, start_or_continue, to_resume
+from trappm.cluster.messages import Worker
 from trappm.cluster.profiles import Traced
 from trappm.cluster.spec import parse_spec
 from trappm.profiler import trace_cache

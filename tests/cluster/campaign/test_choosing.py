@@ -18,8 +18,8 @@ from campaign_crew import (
 from encoded_pool import hasty_encoders
 
 from trappm.cluster.campaign.history import training_labels
-from trappm.cluster.campaign.messages import Choice, ChoiceRequest
 from trappm.cluster.learning.campaign_learner import CampaignLearner
+from trappm.cluster.messages import Choice, ChoiceRequest
 from trappm.cluster.profiles import trace_of
 from trappm.learner.acquisition import STRATEGIES
 from trappm.learner.acquisition.pool_knowledge import PoolKnowledge

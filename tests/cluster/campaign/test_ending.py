@@ -11,8 +11,8 @@ from campaign_crew import BUDGET, FakeLearner, FakeWorkers, campaign, labels_by_
 import trappm.cluster.campaign.campaign
 import trappm.cluster.campaign.history
 from trappm.cluster.campaign.campaign import CampaignStopped
-from trappm.cluster.campaign.training_report import Judgement
 from trappm.cluster.launch import order_retry
+from trappm.cluster.training_report import Judgement
 from trappm.profiler.errors import InputError
 from trappm.reports.campaign_facts import campaign_facts
 from trappm.reports.campaign_report import print_status

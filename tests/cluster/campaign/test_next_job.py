@@ -23,7 +23,7 @@ from trappm.cluster.campaign.next_job import (
     waiting,
 )
 from trappm.cluster.campaign.sharing import Need, most_workers
-from trappm.cluster.campaign.stop_rules import StopRules
+from trappm.cluster.stop_rules import StopRules
 from trappm.store import CampaignState
 from trappm.store.records import Pending, Purpose, RoundRecord, Standing
 

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from trappm.cluster.campaign.stop_rules import (
+from trappm.cluster.stop_rules import (
     StopRules,
     deadline_passed,
     forecast,
     target_reached,
     upper_bound,
 )
-from trappm.cluster.campaign.training_report import Judgement, Spent
+from trappm.cluster.training_report import Judgement, Spent
 
 START = datetime.datetime(2026, 11, 21, 12, 0, tzinfo=datetime.UTC)
 

@@ -4,12 +4,12 @@ import pytest
 from encoded_pool import hasty_encoders
 from store_samples import configuration
 
-from trappm.cluster.campaign.training_report import TransferErrors
 from trappm.cluster.learning import campaign_learner
 from trappm.cluster.learning.campaign_learner import (
     CampaignLearner,
     better_heads,
 )
+from trappm.cluster.training_report import TransferErrors
 from trappm.learner.snapshots.snapshot import load_snapshot
 from trappm.learner.workload import TrainingLabel
 from trappm.profiler.records import METRICS

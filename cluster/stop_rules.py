@@ -24,7 +24,7 @@ from pydantic import (
 )
 from scipy import stats  # type: ignore[import-untyped]
 
-from trappm.cluster.campaign.training_report import Judgement, Spent
+from trappm.cluster.training_report import Judgement, Spent
 from trappm.profiler.records import METRICS
 from trappm.profiler.text import number_text
 
