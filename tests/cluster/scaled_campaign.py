@@ -21,12 +21,13 @@ import numpy as np
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
 
-from campaign_crew import FakeLearner, FakeTraces, made_up, owned
+from campaign_crew import FakeLearner, FakeTraces, made_up, owned, without_step  # noqa: E402
 
-from trappm.cluster.campaign.campaign import Campaign
-from trappm.cluster.messages import Finished, Worker
-from trappm.cluster.spec import CampaignSpec
-from trappm.store import Store
+from trappm.cluster.campaign.campaign import Campaign  # noqa: E402
+from trappm.cluster.messages import Finished, Worker  # noqa: E402
+from trappm.cluster.profiles import Traced  # noqa: E402
+from trappm.cluster.spec import CampaignSpec  # noqa: E402
+from trappm.store import Store  # noqa: E402
 
 DURATION_S = {"a100": 6.0, "v100": 10.0}
 GPUS = {"a100": 16, "v100": 8}
@@ -57,10 +58,6 @@ class TimedWorkers:
         return True
 
     def trace_of(self, key):
-        from campaign_crew import without_step
-
-        from trappm.cluster.profiles import Traced
-
         return Traced(key, without_step(key))
 
     def joined(self):
