@@ -8,16 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, Engine, inspect, select, text
 
 from trappm.profiler.errors import StoreAccessError
-from trappm.store.engine import address, store_errors, writer_of
-from trappm.store.schema import METADATA, SCHEMA, VERSION_TABLE
+from trappm.store.engine import address, database_time, store_errors, writer_of
+from trappm.store.schema import METADATA, SCHEMA, VERSION_TABLE, CampaignRow
 
 if TYPE_CHECKING:
     from alembic.config import Config
+
+ALIVE_S = 120.0
+"""Age of a campaign's last heartbeat, in seconds, below which its process may be alive."""
 
 _POSTGRESQL_LOCK = 5_784_113_902
 """An arbitrary number: the advisory lock of the process that makes or upgrades a store."""
@@ -56,7 +60,7 @@ def upgrade(engine: Engine) -> str | None:
 
     Raises:
         StoreAccessError: It is not a database or not a label store that can be upgraded, or cannot
-            be written; it is unchanged.
+            be written; or a campaign runs. It is unchanged.
     """
     if schema_of(engine) == SCHEMA:
         return SCHEMA
@@ -73,6 +77,7 @@ def upgrade(engine: Engine) -> str | None:
             METADATA.create_all(connection)
             connection.execute(VERSION_TABLE.insert().values(version_num=SCHEMA))
         elif schema != SCHEMA:
+            _refuse_while_campaigns_run(connection)
             run_revisions(connection)
     return schema
 
@@ -94,6 +99,19 @@ def run_revisions(connection: Connection) -> None:
             raise StoreAccessError(
                 f"{address(connection.engine)} is damaged: a row of {orphan[0]} refers to a row of "
                 f"{orphan[2]} that does not exist. It was not upgraded; restore a backup"
+            )
+
+
+def _refuse_while_campaigns_run(connection: Connection) -> None:
+    """Raise StoreAccessError if a process writes for a campaign: it has the earlier version."""
+    now = database_time(connection)
+    query = select(CampaignRow.id, CampaignRow.owner_seen_at)
+    for campaign_id, seen_at in connection.execute(query.where(CampaignRow.owner_id.is_not(None))):
+        if (now - datetime.fromisoformat(str(seen_at))).total_seconds() < ALIVE_S:
+            raise StoreAccessError(
+                f"campaign {campaign_id} runs with the version of TraPPM that wrote "
+                f"{address(connection.engine)}; pause it there, with: "
+                f"trappm campaign pause {campaign_id}"
             )
 
 

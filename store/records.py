@@ -101,7 +101,7 @@ class OwnerProcess:
 
 @dataclass(frozen=True, kw_only=True)
 class Activity:
-    """What the process of a campaign does, as it has told the store within the last seconds."""
+    """Activity of a campaign's process, as it has told the store within the last seconds."""
 
     stage: str = "starting"
     done: int = 0
@@ -172,7 +172,7 @@ class Standing:
 
     state: CampaignState
     rounds: Sequence[RoundRecord]
-    """By number, without their reports: a closed one has an empty report."""
+    """Rounds by number. Reports are left out: a closed round has an empty one."""
     pending: Sequence[Pending]
     attempts: Mapping[str, int]
     """Number of attempts by device, failed ones included."""

@@ -49,7 +49,7 @@ class CampaignActor:
         self._home = Home(self.home)
         self._campaign: Campaign | None = None
         self._told: deque[tuple[str, str]] = deque()
-        """What was told before the campaign began."""
+        """Kinds and messages from before the campaign began."""
         self._is_restarted = ray.get_runtime_context().was_current_actor_reconstructed
         self._ended: Future[None] = Future()
         threading.Thread(target=self._live, name="campaign", daemon=True).start()

@@ -1,6 +1,6 @@
 """The campaign: one loop that carries out what SQL says, with real workers and a learner.
 
-    look at the store -> hand assignments to idle workers -> go on with the one job beside them
+    look at the store -> hand assignments to idle workers -> go on with the one job
           ^                                                              |
           +------------ record what has come back, in one transaction <--+
 
@@ -119,9 +119,9 @@ class Campaign:
         self._adopted: set[tuple[str, str]] = set()
         """Devices and software stacks whose earlier labels have been adopted."""
         self._finished: list[Finished] = []
-        """What has come back and is not recorded yet."""
+        """Results that are not recorded yet."""
         self._job: Iterator[None] | None = None
-        """The one job that runs beside the measurements; it yields while it waits."""
+        """The one job, which runs at the same time as measurements; it yields while it waits."""
         self._is_tracing = False
         self._knows = LearnerState()
         self._learner_error: TrappmError | None = None

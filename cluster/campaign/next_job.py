@@ -1,4 +1,4 @@
-"""What a campaign does next: pure functions of what SQL says and of what its learner knows.
+"""The next job of a campaign: pure functions of what SQL says and of what its learner knows.
 
     no pool  -> MakePool: trace a step of each model
              -> Prepare: trace the other steps, train the encoder
@@ -8,7 +8,7 @@
     a round has ended, and a training has begun since -> Close, with its report
     all rounds are closed -> Publish
 
-One job runs at a time, beside the measurements. On GPUs the learner runs ahead: the next round is
+One job runs at a time, while workers measure. On GPUs the learner runs ahead: the next round is
 chosen while there is still work for as long as choosing will take. On CPU devices, whose cores
 measurements and the learner share, one thing runs at a time, and nothing is learned before all that
 is planned has been measured.
@@ -97,7 +97,7 @@ Job = MakePool | Prepare | Choose | Train | Close | Publish
 
 @dataclass(frozen=True)
 class LearnerState:
-    """What the process of the learner knows, which ends with it."""
+    """Knowledge of the learner's process, which ends with it."""
 
     is_ready: bool = False
     """True if it has the pool and its encoder."""

@@ -41,7 +41,7 @@ def runs(campaign: CampaignRecord) -> bool:
 def begin(store: Store, campaign_id: str, tell: Callable[[str], None] = lambda stage: None) -> None:
     """Mark a campaign as running, unless it has an owner that is alive.
 
-    An owner that was killed is waited for until it counts as silent; `tell` is called meanwhile.
+    An owner that was killed is waited for until it counts as silent. `tell` gets lines about it.
 
     Raises:
         OwnedError: Another process runs it.

@@ -25,7 +25,7 @@ POLL_S = 0.5
 
 @dataclass(frozen=True)
 class Progress:
-    """What a campaign does, and what is new, for people to watch."""
+    """Activity of a campaign and its news, for people to watch."""
 
     activity: Activity
     lines: tuple[str, ...] = ()

@@ -15,7 +15,7 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy import create_engine, inspect, select, text
 
 from trappm.profiler.errors import StoreAccessError, StoreError
-from trappm.store import Store
+from trappm.store import Store, migrate
 from trappm.store.engine import make_engine, writer_of
 from trappm.store.migrate import run_revisions
 from trappm.store.schema import METADATA, SCHEMA, VERSION_TABLE, RoundRow
@@ -180,3 +180,16 @@ def test_upgrades_at_once_upgrade_once(old_url):
     assert [process.returncode for process in processes] == [0] * 3
     assert sorted(" 0018 to " in output for output in outputs) == [False, False, True]
     assert sorted("nothing to do" in output for output in outputs) == [False, True, True]
+
+
+def test_a_store_whose_campaign_runs_is_not_upgraded(engine, old_url):
+    """Its process has the earlier version, and would write what this one cannot read."""
+    with engine.begin() as connection:
+        now = "CURRENT_TIMESTAMP" if engine.dialect.name == "sqlite" else "now()"
+        connection.execute(
+            text(f"UPDATE campaigns SET owner_seen_at = {now} WHERE owner_id = 'o'")  # noqa: S608
+        )
+    before = rows(old_url)
+    with pytest.raises(StoreAccessError, match="pause it there, with: trappm campaign pause"):
+        migrate.upgrade(engine)
+    assert rows(old_url) == before

@@ -259,7 +259,7 @@ CREATE TABLE assignment_labels (
 );
 CREATE INDEX ix_assignment_labels_label_id ON assignment_labels (label_id);
 INSERT INTO public.alembic_version VALUES ('0018');
-INSERT INTO public.campaigns VALUES ('02020202', 'tiny', '{"budget": 3}', 7, 'running', '2026-11-29 06:02:59.838712+00', NULL, NULL, 'o', '{"pid": 1, "host": "o", "began": 1, "machine": "machine of o"}', '2026-11-29 06:02:59.967733+00', '2999-01-01 00:00:00+00');
+INSERT INTO public.campaigns VALUES ('02020202', 'tiny', '{"budget": 3}', 7, 'running', '2026-11-29 06:02:59.838712+00', NULL, NULL, 'o', '{"pid": 1, "host": "o", "began": 1, "machine": "machine of o"}', '2026-11-29 06:02:59.967733+00', '2026-11-29 06:02:59.600000+00');
 INSERT INTO public.configurations VALUES ('b95230515aa9df061193', 'resnet18', 'resnet', 1, 64, 'fp32', 'contiguous', 'sgd', 'train', 'eager');
 INSERT INTO public.configurations VALUES ('52ddbfc82d56465b7834', 'resnet18', 'resnet', 2, 64, 'fp32', 'contiguous', 'sgd', 'train', 'eager');
 INSERT INTO public.configurations VALUES ('083e34d663c523058f6f', 'resnet18', 'resnet', 3, 64, 'fp32', 'contiguous', 'sgd', 'train', 'eager');

@@ -72,7 +72,7 @@ CREATE TABLE campaigns (
 	CONSTRAINT ck_campaigns_owner CHECK ((owner_id IS NULL) = (owner_process IS NULL) AND (owner_id IS NULL) = (owned_since IS NULL) AND (owner_id IS NULL) = (owner_seen_at IS NULL)),
 	CONSTRAINT ck_campaigns_campaignstate CHECK (state IN ('running', 'paused', 'finished', 'failed', 'cancelled'))
 );
-INSERT INTO "campaigns" VALUES('02020202','tiny','{"budget": 3}',7,'running','2026-11-29 06:02:59.572610',NULL,NULL,'o','{"host": "o", "machine": "machine of o", "pid": 1, "began": 1}','2026-11-29 06:02:59.670697','2999-01-01 00:00:00.000000');
+INSERT INTO "campaigns" VALUES('02020202','tiny','{"budget": 3}',7,'running','2026-11-29 06:02:59.572610',NULL,NULL,'o','{"host": "o", "machine": "machine of o", "pid": 1, "began": 1}','2026-11-29 06:02:59.670697','2026-11-29 06:02:59.600000');
 CREATE TABLE canaries (
 	id INTEGER NOT NULL,
 	attempt_key VARCHAR(64) NOT NULL,
