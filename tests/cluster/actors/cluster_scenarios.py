@@ -268,11 +268,36 @@ def paused_and_resumed_at_once(url):
         return summary(store, record.id, plan)
 
 
+def two_campaigns(url):
+    """A small campaign comes while a large one has all GPUs."""
+    large, small = spec(240), spec(48).model_copy(update={"name": "small"})
+    with emulated([("A100", 2), ("V100", 2)]), Store.open(url) as store:
+
+        def begin(plan):
+            record = store.campaigns.create(plan.name, plan.model_dump(mode="json"), plan.seed)
+            launch(url, record.id, plan)
+            return record.id
+
+        first = begin(large)
+        wait_until(lambda: attempts(store, first) >= 20)
+        second = begin(small)
+        wait_until(lambda: attempts(store, second) >= 5)
+        is_shared = store.campaigns.state(first) is CampaignState.RUNNING
+        wait_until(lambda: store.campaigns.state(second) == "finished")
+        is_before = store.campaigns.state(first) is CampaignState.RUNNING
+        wait_until(lambda: store.campaigns.state(first) == "finished")
+        wait_until(lambda: ray.available_resources().get("GPU", 0) == 4)
+        return {
+            "is_shared": is_shared, "is_before": is_before,
+            "reports": [summary(store, first, large), summary(store, second, small)],
+        }  # fmt: skip
+
+
 SCENARIOS = {f.__name__: f for f in (
     calm, steps_traced, nodes_that_trace_replaced, node_comes_late, autoscaled_from_nothing,
     autoscaled_with_a_broken_node, node_out_of_order, node_lost, worker_frozen, learner_killed,
     campaign_killed, campaign_node_lost, campaign_node_lost_with_postgresql, gpus_while_tracing,
-    paused_and_resumed_at_once, database_away, restarted_during_an_outage, two_hosts,
+    paused_and_resumed_at_once, two_campaigns, database_away, restarted_during_an_outage, two_hosts,
 )}  # fmt: skip
 
 

