@@ -46,6 +46,7 @@ from trappm.profiler.devices.catalogue import (
 )
 from trappm.profiler.errors import InputError, TrappmError, UnsupportedModelError
 from trappm.profiler.memory.replay import SimulatedMemory, memory_in
+from trappm.profiler.memory.training_loop import Loop
 from trappm.profiler.models.families import family_of
 from trappm.profiler.records import (
     METRICS,
@@ -329,15 +330,14 @@ class _Inquiry:
         output = self._snapshot.predict(workloads, self.device, self._phase, heads)
         if "memory_mib" not in output.metrics:
             return output
-        if (factors := self._loop_factors(workloads)) is not None:
-            by_metric = np.ones((len(workloads), len(output.metrics)))
-            by_metric[:, output.metrics.index("memory_mib")] = factors
-            output = replace(
-                output,
-                median=output.median * by_metric,
-                low=output.low * by_metric,
-                high=output.high * by_metric,
-            )
+        by_metric = np.ones((len(workloads), len(output.metrics)))
+        by_metric[:, output.metrics.index("memory_mib")] = self._loop_factors(workloads)
+        output = replace(
+            output,
+            median=output.median * by_metric,
+            low=output.low * by_metric,
+            high=output.high * by_metric,
+        )
         simulated = {
             row: self._simulated_memory(workloads[row].batch_size)
             for row in np.flatnonzero(self._is_simulated(output)).tolist()
@@ -377,27 +377,28 @@ class _Inquiry:
         step = self._simulated(batch_size, is_answer=True)
         return simulated_interval(process_mib + step.reserved_with_workspace_mib)
 
-    def _loop_factors(self, workloads: Sequence[Workload]) -> npt.NDArray[np.float64] | None:
-        """Return the memory in the question's training loop, relative to the usual loop.
+    def _loop_factors(self, workloads: Sequence[Workload]) -> npt.NDArray[np.float64]:
+        """Return the memory in the question's loop, relative to that of the labels, shape (n,).
 
-        None if the loop is the usual one of its optimizer, or no step could be traced.
+        Labels are of the usual loop of their optimizer, unless others published them. The factor is
+        1 for a step that could not be traced.
         """
-        loop = self._loop
-        if loop is not None and is_cpu_device(self.device):  # the allocator is that of CUDA
+        loop, heads = self._loop or loop_of(self._settings.optimizer), self._trained.heads
+        if is_cpu_device(self.device):  # the allocator is that of CUDA
             loop = replace(loop, expandable_segments=False)
-        if loop is None or (self._phase is Phase.INFER and not loop.expandable_segments):
-            return None
-        usual = loop_of(loop.optimizer)
+        labelled = heads.memory_loop if isinstance(heads, Heads) else Loop.PLAIN
+        of_labels = labelled.with_optimizer(loop.optimizer)
         steps = [(w.trace, w.batch_size) for w in workloads if w.trace is not None]
-        if loop == usual or len(steps) < len(workloads):
-            return None
+        is_same = loop == of_labels or (self._phase is Phase.INFER and not loop.expandable_segments)
+        if is_same or len(steps) < len(workloads):
+            return np.ones(len(workloads))
         process_mib = process_memory_mib(self.card, self._phase)
-        this, that = (
+        asked, known = (
             process_mib
             + np.array([memory_in(step, x, n).reserved_with_workspace_mib for step, n in steps])
-            for x in (loop, usual)
+            for x in (loop, of_labels)
         )
-        return np.asarray(this / that)
+        return np.asarray(asked / known)
 
     def out_of_memory(
         self, workloads: Sequence[Workload], output: Predictions, capacity_mib: float
@@ -415,8 +416,9 @@ class _Inquiry:
         of_simulation = simulated_risk(medians_mib, capacity_mib)
         if is_simulated.all():
             return of_simulation
-        if isinstance(heads, Heads) and self._loop_factors(workloads) is None:
-            of_heads = heads.out_of_memory(workloads, capacity_mib)
+        if isinstance(heads, Heads):
+            factors = self._loop_factors(workloads)
+            of_heads = heads.out_of_memory(workloads, capacity_mib / factors)
         else:
             gaps = np.log(medians_mib / (USABLE_SHARE * capacity_mib))
             of_heads = _normal_cdf(gaps / output.log_std[:, at])  # of the logarithm

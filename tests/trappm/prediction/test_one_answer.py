@@ -210,6 +210,22 @@ def test_labels_of_others_are_predicted_without_the_excess_of_their_process():
     assert risks[0] == risks[1]
 
 
+def test_labels_of_others_are_predicted_in_the_loop_of_the_question():
+    # The labels of the A100 are of a loop with momentum, weight decay and cuDNN's benchmark.
+    plain, momentum = (
+        trappm.predict("resnet18", batch_size=BATCH, device="a100", optimizer=optimizer)
+        for optimizer in ("sgd", "momentum")
+    )
+    process_mib = process_memory_mib("a100", Phase.TRAIN)
+    simulated = [
+        process_mib + answer.simulated_memory.reserved_with_workspace_mib
+        for answer in (plain, momentum)
+    ]
+    ratio = momentum.memory_mib / plain.memory_mib
+    assert ratio == pytest.approx(simulated[1] / simulated[0], rel=0.01)
+    assert ratio > 1.02
+
+
 def test_labels_of_ones_own_keep_their_process():
     head = shipped_heads("h100")[Phase.TRAIN].heads.heads["memory_mib"]
     assert head.excess == 0
