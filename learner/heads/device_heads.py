@@ -47,6 +47,7 @@ from trappm.learner.physics.step_time_prior import StepTimePrior
 from trappm.learner.workload import Array, Workload
 from trappm.profiler.devices.catalogue import USABLE_SHARE, process_memory_mib
 from trappm.profiler.errors import InputError
+from trappm.profiler.memory.training_loop import Loop
 from trappm.profiler.records import METRICS, OnProgress, Phase
 
 if TYPE_CHECKING:
@@ -120,6 +121,8 @@ class Heads:
     heads: Mapping[str, Head[Prior]]
     """Heads by metric."""
     label_count: int
+    memory_loop: Loop = Loop.PLAIN
+    """Training loop of the memory's labels: our protocol's, unless others published them."""
 
     needs_embeddings = False
 
@@ -146,8 +149,12 @@ class Heads:
             estimates = [head.predict(workloads) for head in heads.values()]
         return predictions_of(tuple(heads), estimates, len(workloads))
 
-    def out_of_memory(self, workloads: Sequence[Workload], capacity_mib: float) -> Array:
+    def out_of_memory(self, workloads: Sequence[Workload], capacity_mib: float | Array) -> Array:
         """Return the probability that each of n workloads exceeds a device's memory (n).
+
+        Args:
+            workloads: Any steps.
+            capacity_mib: Memory of the device, or of one for each workload (n).
 
         Raises:
             InputError: There is no memory head.
@@ -160,17 +167,18 @@ class Heads:
         """Return whether labels have a part in the predictions of a metric."""
         return metric in self.heads and self.heads[metric].familiarity is not None
 
-    def with_plain_process(self, device: str, phase: Phase) -> Self:
-        """Return heads that predict the memory of a plain process.
+    def of_published_labels(self, device: str, phase: Phase) -> Self:
+        """Return heads that predict the memory of a plain process, and know their labels' loop.
 
-        Labels that others published may contain more: their monitoring, other processes, old
-        libraries.
+        Labels that others published may contain more than the step and its process: monitoring,
+        other processes, old libraries.
         """
         head = self.heads.get("memory_mib")
         if head is None or not isinstance(head.prior, MemoryPrior):
             return self
         excess_mib = head.prior.process_mib(phase) - process_memory_mib(device, phase)
-        return replace(self, heads={**self.heads, "memory_mib": replace(head, excess=excess_mib)})
+        heads = {**self.heads, "memory_mib": replace(head, excess=excess_mib)}
+        return replace(self, heads=heads, memory_loop=head.prior.loop)
 
     def tensors(self) -> dict[str, Tensor]:
         return joined_tensors(self.heads)

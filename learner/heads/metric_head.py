@@ -102,8 +102,8 @@ class Head(Generic[P]):
         )
         return estimate.without(self.excess) if self.excess else estimate
 
-    def exceeding(self, workloads: Sequence[Workload], limit: float) -> Array:
-        """Return the probability that each of n workloads exceeds a limit (n)."""
+    def exceeding(self, workloads: Sequence[Workload], limit: float | Array) -> Array:
+        """Return the probability that each of n workloads exceeds a limit, or its own (n)."""
         middle, deviation, _, chances = self._logs(workloads)
         stated, gap = self._stated(deviation, middle), np.log(limit + self.excess) - middle
         if self.surprises is None or chances is None:

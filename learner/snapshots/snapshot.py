@@ -366,7 +366,7 @@ def _trained(
     heads = heads_from_tensors(head_preset, entry.model_dump(), load_tensors(data))
     provenances = manifest.training_labels.counts.get(device, {})
     if isinstance(heads, Heads) and {*provenances} == {Provenance.IMPORTED}:
-        heads = heads.with_plain_process(manifest.cards.get(device, device), phase)
+        heads = heads.of_published_labels(manifest.cards.get(device, device), phase)
     return TrainedHeads(heads, tuple(_step_settings(row) for row in entry.label_settings))
 
 

@@ -4,9 +4,9 @@ The rules are those of PyTorch's caching allocator (c10/cuda/CUDACachingAllocato
 rounded up to 512 bytes; requests up to 1 MiB come from segments of 2 MiB, those under 10 MiB from
 segments of 20 MiB, larger ones from segments of their own rounded up to 2 MiB; the best fitting
 free block is taken and split, neighbors merge when freed, and unused segments are returned only
-after cuDNN's search for the fastest algorithm and before an allocation fails. So reserved memory
-includes rounding and fragmentation, and a step runs on less than it reserves. With
-`expandable_segments`, each of the two kinds has one segment that grows by pages instead.
+after cuDNN's search for the fastest algorithm and on a full device. So reserved memory includes
+rounding and fragmentation, and a step runs on less than it reserves. With `expandable_segments`,
+each of the two kinds has one segment that grows by pages instead.
 """
 
 from __future__ import annotations
@@ -24,10 +24,6 @@ _ADDRESS_BITS = 48
 _ADDRESS = (1 << _ADDRESS_BITS) - 1
 
 
-class DeviceIsFullError(Exception):
-    """An allocation failed although all unused segments had been returned."""
-
-
 class Allocator:
     """PyTorch's caching allocator on one stream; sizes and addresses in units of 512 bytes.
 
@@ -39,8 +35,10 @@ class Allocator:
     """Largest rest of a large block that is not split off."""
 
     def __init__(self, capacity: int | None = None) -> None:
-        self._capacity = capacity
-        """Memory of the device; None for one that is never full."""
+        self.capacity = capacity
+        """Memory of the device, which grows where an allocation would fail; None for one that is
+        never full."""
+        self.was_full = False
         self.live = 0
         self.peak_live = 0
         self.reserved = 0
@@ -88,10 +86,10 @@ class Allocator:
 
     def _reserve(self, size: int) -> None:
         """Take memory from the device, after unused memory is returned if it is full."""
-        if self._capacity is not None and self.reserved + size > self._capacity:
+        if self.capacity is not None and self.reserved + size > self.capacity:
+            self.was_full = True
             self.give_back()
-            if self.reserved + size > self._capacity:
-                raise DeviceIsFullError
+            self.capacity = max(self.capacity, self.reserved + size)
         self.reserved += size
         self.peak_reserved = max(self.peak_reserved, self.reserved)
 
@@ -144,7 +142,8 @@ class ExpandableAllocator(Allocator):
     def _extend(self, size: int) -> Block:
         which = int(size > MIB_UNITS)
         last, pages = self._growth(which, size)
-        if self._capacity is not None and self.reserved + pages > self._capacity:
+        if self.capacity is not None and self.reserved + pages > self.capacity:
+            self.was_full = True
             self.give_back()  # which may shorten this segment
             last, pages = self._growth(which, size)
         self._reserve(pages)

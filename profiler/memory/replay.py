@@ -18,7 +18,6 @@ from trappm.profiler.memory.allocator import (
     UNIT,
     Allocator,
     Block,
-    DeviceIsFullError,
     ExpandableAllocator,
 )
 from trappm.profiler.memory.training_loop import DEFAULT_LOOP, Loop, TrainingLoop
@@ -28,8 +27,6 @@ from trappm.profiler.records.trace import Trace
 
 STEPS = 2
 """The second step differs from the first: optimizer states exist before it."""
-CAPACITY_TOLERANCE = 0.001
-"""Relative tolerance of the smallest device on which a step runs."""
 MICRO_STEPS = 2
 """The second micro-step differs from the first: gradients exist before it."""
 
@@ -106,7 +103,7 @@ def simulate_memory(
 
     On a device that is full, the allocator returns unused segments and tries again. So a step that
     would reserve more than the limit may run within it. Then its reserved memory is the limit, and
-    otherwise the least memory that it needs.
+    otherwise that of a device that grew until the step ran on it.
 
     Args:
         allocations, batch_size, loop: Step, any batch size, and the training loop around the steps.
@@ -119,16 +116,14 @@ def simulate_memory(
     if batch_size < 1:
         raise InputError(f"batch size is {batch_size}; it must be 1 or more")
     plain = _replay(allocations, batch_size, loop, {})
-    scratch = plain
-    if workspace_share and (allocations.kinds == Event.WORKSPACE).any():
-        scratch = _replay(allocations, batch_size, loop, workspace_share)
+    shares = workspace_share if (allocations.kinds == Event.WORKSPACE).any() else {}
+    scratch, capacity = plain, None if limit_mib is None else int(limit_mib * MIB_UNITS)
+    if shares or (capacity is not None and plain.peak_reserved > capacity):
+        capacity = None if capacity is None else max(capacity, plain.peak_live)
+        scratch = _replay_within(allocations, batch_size, loop, shares, capacity)
     reserved, reserved_with_workspace = plain.peak_reserved, scratch.peak_reserved
-    limit = None if limit_mib is None else int(limit_mib * MIB_UNITS)
-    if limit is not None and reserved_with_workspace > limit:
-        smallest_capacity = _smallest_capacity(
-            allocations, batch_size, loop, workspace_share, scratch
-        )
-        reserved_with_workspace = max(smallest_capacity, limit)
+    if scratch.was_full and scratch.capacity is not None:
+        reserved_with_workspace = scratch.capacity
         reserved = min(reserved, reserved_with_workspace)
     return SimulatedMemory(
         live_mib=plain.peak_live / MIB_UNITS,
@@ -137,27 +132,22 @@ def simulate_memory(
     )
 
 
-def _smallest_capacity(
+def _replay_within(
     allocations: Allocations,
     batch_size: int,
     loop: TrainingLoop,
     shares: Mapping[int, float],
-    unlimited: Allocator,
-) -> int:
-    """Return the smallest device, in units, on which the replay runs (to `CAPACITY_TOLERANCE`).
+    capacity: int | None,
+) -> Allocator:
+    """Replay on a device of this capacity, or on one that is large enough from the beginning.
 
-    Args:
-        allocations, batch_size, loop, shares: See `_replay`.
-        unlimited: Result of a replay on a device that is never full.
+    A device that grows returns unused segments at other times than one that has its final size.
     """
-    too_little, enough = unlimited.peak_live - 1, unlimited.peak_reserved
-    while enough > (1 + CAPACITY_TOLERANCE) * too_little:
-        middle = (too_little + enough) // 2
-        try:
-            enough = _replay(allocations, batch_size, loop, shares, middle).peak_reserved
-        except DeviceIsFullError:
-            too_little = middle
-    return enough
+    while True:
+        allocator = _replay(allocations, batch_size, loop, shares, capacity)
+        if allocator.capacity == capacity:
+            return allocator
+        capacity = allocator.capacity
 
 
 def _replay(

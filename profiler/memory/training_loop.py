@@ -212,4 +212,5 @@ class Loop(Enum):
         tuned = self is Loop.TUNED
         if tuned and optimizer is Optimizer.SGD:
             optimizer = Optimizer.MOMENTUM
-        return TrainingLoop(optimizer=optimizer, weight_decay=tuned, cudnn_benchmark=tuned)
+        decays = tuned or optimizer is Optimizer.ADAMW
+        return TrainingLoop(optimizer=optimizer, weight_decay=decays, cudnn_benchmark=tuned)

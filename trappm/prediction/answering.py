@@ -46,6 +46,7 @@ from trappm.profiler.devices.catalogue import (
 )
 from trappm.profiler.errors import InputError, TrappmError, UnsupportedModelError
 from trappm.profiler.memory.replay import SimulatedMemory, memory_in
+from trappm.profiler.memory.training_loop import Loop
 from trappm.profiler.models.families import family_of
 from trappm.profiler.records import (
     METRICS,
@@ -62,9 +63,6 @@ if TYPE_CHECKING:
     from trappm.prediction.costs import Interval
     from trappm.prediction.models.subjects import Subject
 
-SIMULATED_ERROR = 0.05
-"""Deviation of the logarithm of simulated memory on a card with labels of other steps; errors are
-0.5 to 6 % (docs/research/memory.md)."""
 KERNELS_REMARK = (
     "No model like this one was measured: memory is simulated, and step time is computed from the "
     "kernels."
@@ -332,20 +330,17 @@ class _Inquiry:
         output = self._snapshot.predict(workloads, self.device, self._phase, heads)
         if "memory_mib" not in output.metrics:
             return output
-        if (factors := self._loop_factors(workloads)) is not None:
-            by_metric = np.ones((len(workloads), len(output.metrics)))
-            by_metric[:, output.metrics.index("memory_mib")] = factors
-            output = replace(
-                output,
-                median=output.median * by_metric,
-                low=output.low * by_metric,
-                high=output.high * by_metric,
-            )
-        process_mib, log_error = process_memory_mib(self.card, self._phase), self._log_error
+        by_metric = np.ones((len(workloads), len(output.metrics)))
+        by_metric[:, output.metrics.index("memory_mib")] = self._loop_factors(workloads)
+        output = replace(
+            output,
+            median=output.median * by_metric,
+            low=output.low * by_metric,
+            high=output.high * by_metric,
+        )
         simulated = {
-            row: simulated_interval(process_mib + memory.reserved_with_workspace_mib, log_error)
+            row: self._simulated_memory(workloads[row].batch_size)
             for row in np.flatnonzero(self._is_simulated(output)).tolist()
-            if (memory := self._simulated(workloads[row], is_answer=True)) is not None
         }
         return output.with_intervals("memory_mib", simulated) if simulated else output
 
@@ -357,53 +352,53 @@ class _Inquiry:
         """
         at = output.metrics.index("memory_mib")
         unlike = output.outside[:, at] | ~np.isnan(output.labels_end[:, at])
-        if self._trace.allocations is None or not card_of(self.card):
+        if not self._can_be_simulated:
             return np.zeros_like(unlike)
-        return np.ones_like(unlike) if self._log_error is None else unlike
+        return unlike if self._has_memory_labels else np.ones_like(unlike)
 
     @property
-    def _log_error(self) -> float | None:
-        """Bound of the error of simulated memory; None without labels of the card's memory."""
+    def _can_be_simulated(self) -> bool:
+        return self._trace.allocations is not None and card_of(self.card) is not None
+
+    @property
+    def _has_memory_labels(self) -> bool:
         heads = self._trained.heads
-        is_labelled = not isinstance(heads, Heads) or heads.has_labels_of("memory_mib")
-        return Z90 * SIMULATED_ERROR if is_labelled else None
+        return not isinstance(heads, Heads) or heads.has_labels_of("memory_mib")
 
-    def _simulated(self, workload: Workload, *, is_answer: bool) -> SimulatedMemory | None:
-        """Return the simulated memory of the step; None if it cannot be traced.
+    def _simulated(self, batch_size: int, *, is_answer: bool) -> SimulatedMemory:
+        """Return the simulated step; the device may be full if its memory is the answer."""
+        loop = self._loop or loop_of(self._settings.optimizer)
+        limit_mib = limit_of_step_mib(self.card, self._phase) if is_answer else None
+        return memory_in(self._trace, loop, batch_size, limit_mib)
 
-        Args:
-            workload: A workload of this question's model.
-            is_answer: True if the answer's memory is simulated, on a device that may be full.
-        """
-        if self._trace.allocations is None:
-            return None
-        loop = self._loop or loop_of(workload.optimizer)
-        limit_mib = None
-        if is_answer:
-            limit_mib = limit_of_step_mib(self.card, self._phase, self._log_error)
-        return memory_in(self._trace, loop, workload.batch_size, limit_mib)
-
-    def _loop_factors(self, workloads: Sequence[Workload]) -> npt.NDArray[np.float64] | None:
-        """Return the memory in the question's training loop, relative to the usual loop.
-
-        None if the loop is the usual one of its optimizer, or no step could be traced.
-        """
-        loop = self._loop
-        if loop is not None and is_cpu_device(self.device):  # the allocator is that of CUDA
-            loop = replace(loop, expandable_segments=False)
-        if loop is None or (self._phase is Phase.INFER and not loop.expandable_segments):
-            return None
-        usual = loop_of(loop.optimizer)
-        steps = [(w.trace, w.batch_size) for w in workloads if w.trace is not None]
-        if loop == usual or len(steps) < len(workloads):
-            return None
+    def _simulated_memory(self, batch_size: int) -> MemoryInterval:
+        """Return the memory of a process with the simulated step."""
         process_mib = process_memory_mib(self.card, self._phase)
-        this, that = (
+        step = self._simulated(batch_size, is_answer=True)
+        return simulated_interval(process_mib + step.reserved_with_workspace_mib)
+
+    def _loop_factors(self, workloads: Sequence[Workload]) -> npt.NDArray[np.float64]:
+        """Return the memory in the question's loop, relative to that of the labels, shape (n,).
+
+        Labels are of the usual loop of their optimizer, unless others published them. The factor is
+        1 for a step that could not be traced.
+        """
+        loop, heads = self._loop or loop_of(self._settings.optimizer), self._trained.heads
+        if is_cpu_device(self.device):  # the allocator is that of CUDA
+            loop = replace(loop, expandable_segments=False)
+        labelled = heads.memory_loop if isinstance(heads, Heads) else Loop.PLAIN
+        of_labels = labelled.with_optimizer(loop.optimizer)
+        steps = [(w.trace, w.batch_size) for w in workloads if w.trace is not None]
+        is_same = loop == of_labels or (self._phase is Phase.INFER and not loop.expandable_segments)
+        if is_same or len(steps) < len(workloads):
+            return np.ones(len(workloads))
+        process_mib = process_memory_mib(self.card, self._phase)
+        asked, known = (
             process_mib
             + np.array([memory_in(step, x, n).reserved_with_workspace_mib for step, n in steps])
-            for x in (loop, usual)
+            for x in (loop, of_labels)
         )
-        return np.asarray(this / that)
+        return np.asarray(asked / known)
 
     def out_of_memory(
         self, workloads: Sequence[Workload], output: Predictions, capacity_mib: float
@@ -418,13 +413,16 @@ class _Inquiry:
         at = output.metrics.index("memory_mib")
         medians_mib, heads = output.median[:, at], self._trained.heads
         is_simulated = self._is_simulated(output)
-        if is_simulated.all() and self._log_error is None:
-            return simulated_risk(medians_mib, capacity_mib)
-        gaps = np.log(medians_mib / (USABLE_SHARE * capacity_mib))
-        normal = _normal_cdf(gaps / output.log_std[:, at])  # of the logarithm
-        if not isinstance(heads, Heads) or self._loop_factors(workloads) is not None:
-            return normal
-        return np.where(is_simulated, normal, heads.out_of_memory(workloads, capacity_mib))
+        of_simulation = simulated_risk(medians_mib, capacity_mib)
+        if is_simulated.all():
+            return of_simulation
+        if isinstance(heads, Heads):
+            factors = self._loop_factors(workloads)
+            of_heads = heads.out_of_memory(workloads, capacity_mib / factors)
+        else:
+            gaps = np.log(medians_mib / (USABLE_SHARE * capacity_mib))
+            of_heads = _normal_cdf(gaps / output.log_std[:, at])  # of the logarithm
+        return np.where(is_simulated, of_simulation, of_heads)
 
     def prediction(
         self, output: Predictions, row: int, risk: float | None, capacity: float | None
@@ -479,7 +477,9 @@ class _Inquiry:
             beyond_labels=beyond,
             missing=missing,
             remarks=tuple(remarks),
-            simulated_memory=self._simulated(self.workload, is_answer=is_simulated),
+            simulated_memory=None
+            if self._trace.allocations is None
+            else self._simulated(self._batch_size, is_answer=is_simulated),
             memory_source=None if self._trace.allocations is None else self._trace.source,
             memory_remark=self._memory_remark,
             subject=self._subject,
@@ -774,7 +774,10 @@ class _Inquiry:
         known = _LARGEST.setdefault(self._subject, {})
         key = (self._snapshot.id, self.device, self._phase, self._settings, self._loop)
         if key not in known:
-            known[key] = largest_batch_of_many(self._memories, capacity_mib)
+            if self._can_be_simulated and not self._has_memory_labels:
+                known[key] = largest_batch(self._simulated_memory, capacity_mib)
+            else:
+                known[key] = largest_batch_of_many(self._memories, capacity_mib)
         return known[key]
 
     def _memories(self, batch_sizes: Sequence[int]) -> list[MemoryInterval]:

@@ -163,14 +163,9 @@ def _interpolated(known: Mapping[int, MemoryInterval], size: int) -> MemoryInter
     return MemoryInterval(*(first + share * (value - first) for first, value in both))
 
 
-def simulated_interval(simulated_mib: float, log_error: float | None = None) -> MemoryInterval:
-    """Return the interval of a simulated memory.
-
-    Args:
-        simulated_mib: Memory of the step and its process.
-        log_error: Bound of the logarithm's error (default: the errors on unlabelled cards).
-    """
-    low, high = _errors_of_simulation() if log_error is None else (-log_error, log_error)
+def simulated_interval(simulated_mib: float) -> MemoryInterval:
+    """Return the interval of the simulated memory of a step and its process."""
+    low, high = _simulation().interval()
     return MemoryInterval(simulated_mib, simulated_mib * exp(low), simulated_mib * exp(high))
 
 
@@ -186,11 +181,6 @@ def simulated_risk(
     return _simulation().exceeding(np.log(USABLE_SHARE * capacity_mib / simulated_mib))
 
 
-def _errors_of_simulation() -> tuple[float, float]:
-    """Return bounds of log(measured / simulated) that hold 90 %."""
-    return _simulation().interval()
-
-
 @cache
 def _simulation() -> Calibration:
     """Return the quantiles of log(measured / simulated)."""
@@ -199,7 +189,7 @@ def _simulation() -> Calibration:
     return known_of_others()[0].memory
 
 
-def limit_of_step_mib(device: str, phase: Phase, log_error: float | None = None) -> float | None:
+def limit_of_step_mib(device: str, phase: Phase) -> float | None:
     """Return the memory beyond which a simulated step may not fit; None without a capacity.
 
     PyTorch's allocator returns unused segments before it runs out of memory, so a step that would
@@ -208,12 +198,11 @@ def limit_of_step_mib(device: str, phase: Phase, log_error: float | None = None)
     Args:
         device: Any name of the device.
         phase: Phase of the step.
-        log_error: As for `simulated_interval`.
     """
     capacity_mib = None if is_cpu_device(device) else memory_mib(device)
     if capacity_mib is None:
         return None
-    most_mib = USABLE_SHARE * capacity_mib / simulated_interval(1.0, log_error).high_mib
+    most_mib = USABLE_SHARE * capacity_mib / simulated_interval(1.0).high_mib
     return most_mib - process_memory_mib(device, phase)
 
 

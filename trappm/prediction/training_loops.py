@@ -11,7 +11,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from trappm.profiler.errors import InputError
-from trappm.profiler.memory.training_loop import Implementation, ParameterGroup, TrainingLoop
+from trappm.profiler.memory.training_loop import (
+    Implementation,
+    Loop,
+    ParameterGroup,
+    TrainingLoop,
+)
 from trappm.profiler.records import Optimizer
 
 if TYPE_CHECKING:
@@ -44,8 +49,7 @@ def loop_of(
         groups = [(_group_of(optimizer, group), group["params"]) for group in _groups(optimizer)]
         most, _ = max(groups, key=lambda pair: sum(p.numel() for p in pair[1]))
         return _with_kind(TrainingLoop(), most)
-    decays = kind is Optimizer.ADAMW
-    return TrainingLoop(optimizer=kind, weight_decay=decays)
+    return Loop.PLAIN.with_optimizer(kind)
 
 
 def loop_for(

@@ -76,6 +76,7 @@ def test_a_step_runs_on_less_than_it_would_reserve():
     least = simulate_memory(trace, 256, limit_mib=1.0)
     assert least.live_mib == free.live_mib
     assert free.live_mib <= least.reserved_mib < free.reserved_mib
+    assert simulate_memory(trace, 256, limit_mib=least.reserved_with_workspace_mib) == least
     between_mib = (least.reserved_with_workspace_mib + free.reserved_with_workspace_mib) / 2
     full = simulate_memory(trace, 256, limit_mib=between_mib)
     assert full.reserved_with_workspace_mib == between_mib

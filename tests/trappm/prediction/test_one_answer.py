@@ -189,6 +189,13 @@ def test_a_step_unlike_all_labels_takes_its_tensors_and_a_plain_process(card):
     assert beside_mib == pytest.approx(process_memory_mib(card, Phase.TRAIN), rel=0.05)
 
 
+def test_simulated_memory_has_one_interval_with_and_without_labels_of_the_card():
+    images = torch.rand(BATCH, 3, 64, 64)
+    a100, v100 = trappm.compare(small(), ("a100", "v100"), example_input=images, **SETTINGS)
+    bounds = [[end / one.memory_mib for end in one.intervals["memory_mib"]] for one in (a100, v100)]
+    assert bounds[0] == pytest.approx(bounds[1])
+
+
 def test_labels_of_others_are_predicted_without_the_excess_of_their_process():
     head = shipped_heads("a100-40gb")[Phase.TRAIN].heads.heads["memory_mib"]
     of_sheet = replace(head, excess=0.0)
@@ -201,6 +208,22 @@ def test_labels_of_others_are_predicted_without_the_excess_of_their_process():
     assert plain.high - plain.low == pytest.approx(width, rel=0.05)
     risks = head.exceeding([workload], 1000.0), of_sheet.exceeding([workload], 1000 + head.excess)
     assert risks[0] == risks[1]
+
+
+def test_labels_of_others_are_predicted_in_the_loop_of_the_question():
+    # The labels of the A100 are of a loop with momentum, weight decay and cuDNN's benchmark.
+    plain, momentum = (
+        trappm.predict("resnet18", batch_size=BATCH, device="a100", optimizer=optimizer)
+        for optimizer in ("sgd", "momentum")
+    )
+    process_mib = process_memory_mib("a100", Phase.TRAIN)
+    simulated = [
+        process_mib + answer.simulated_memory.reserved_with_workspace_mib
+        for answer in (plain, momentum)
+    ]
+    ratio = momentum.memory_mib / plain.memory_mib
+    assert ratio == pytest.approx(simulated[1] / simulated[0], rel=0.01)
+    assert ratio > 1.02
 
 
 def test_labels_of_ones_own_keep_their_process():
