@@ -17,6 +17,7 @@ from pathlib import Path
 import ray
 
 from trappm.cluster.actors.learner import LearnerHandle
+from trappm.cluster.actors.metrics import CampaignMetrics
 from trappm.cluster.actors.profiler_pool import ProfilerPool
 from trappm.cluster.campaign.campaign import Campaign, CampaignStopped
 from trappm.cluster.campaign.ownership import ownership
@@ -88,6 +89,7 @@ class CampaignActor:
                 workers=workers,
                 learner=learner,
                 snapshots=self._home.snapshots,
+                metric=CampaignMetrics(self.campaign_id),
             )
             for kind, message in self._told:
                 self._campaign.note(kind, message)

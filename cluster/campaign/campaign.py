@@ -64,9 +64,9 @@ from trappm.store import (
     Store,
 )
 from trappm.store.campaigns import ENOUGH
-from trappm.store.measurements import Wanted, failed_attempt, recordable
+from trappm.store.measurements import Wanted, failed_attempt, makes_label, recordable
 from trappm.store.owners import SILENT_S
-from trappm.store.records import Activity, Role, Standing
+from trappm.store.records import Activity, Role, Standing, is_final
 
 if TYPE_CHECKING:
     from trappm.cluster.actors.learner import LearnerHandle
@@ -105,6 +105,8 @@ class Campaign:
     learner: LearnerHandle
     snapshots: Path
     """Folder of the snapshots."""
+    metric: Callable[[str, str, float], None] = lambda name, device, value: None
+    """Called with the name of a figure, a device and a value (`actors.metrics`)."""
     clock: Callable[[], float] = time.monotonic
     """Seconds of a clock that never goes back."""
 
@@ -249,6 +251,10 @@ class Campaign:
             mine = Need(counts[device], at_work[device], most)
             at_most[device] = most_workers(mine, rivals[device], self.workers.room(device))
             wanted[device] = min(mine.workers, at_most[device])
+            joined = sum(worker.device == device for worker in self._workers.values())
+            self.metric("queue", device, counts[device])
+            self.metric("workers", device, joined)
+            self.metric("busy_share", device, at_work[device] / joined if joined else 0.0)
         self.workers.want(wanted, at_most)
 
     def _rivals(self) -> Mapping[str, list[Need]]:
@@ -407,9 +413,13 @@ class Campaign:
                 self._tell(news=self._checks.take(entry))
                 continue
             if entry.is_lost:
+                self.metric("losses", task.device, 1)
                 after = self.store.assignments.lose(task.id, str(entry.why))
             else:
                 measurement, after = settled[task.id]
+                is_label = makes_label(measurement)
+                if is_label or not is_final(measurement.outcome):
+                    self.metric("labels" if is_label else "failures", task.device, 1)
                 self._checks.take_outcome(worker, measurement)
             if after.state is AssignmentState.FAILED:
                 self._abandoned(after, None if entry.is_lost else measurement.outcome)
