@@ -34,6 +34,7 @@ from trappm.cluster.ray_runtime import (
     placement,
 )
 from trappm.profiler.errors import DeviceError, one_line
+from trappm.profiler.host.environment import code_digest
 from trappm.profiler.records import Configuration, Measurement, is_cpu_device
 from trappm.profiler.records import Protocol as MeasuringProtocol
 from trappm.profiler.trace_cache import TraceKey
@@ -78,14 +79,15 @@ class ProfilerActor:
         threading.Event().wait()
 
     def describe(self) -> dict[str, Any]:
-        """Return host, process, GPUs given by Ray, and fingerprint of the software stack.
+        """Return host, process, GPUs given by Ray, code, and fingerprint of the software stack.
 
         The `refusal` is the reason if it cannot measure here.
         """
         from trappm.profiler.devices import open_device
-        from trappm.profiler.host.environment import stack_fingerprint
+        from trappm.profiler.host.environment import code_digest, stack_fingerprint
 
         facts = {
+            "code": code_digest(),
             "host": ray.get_runtime_context().get_node_id(),
             "process": this_process(),
             "gpus": [str(gpu) for gpu in ray.get_gpu_ids()],
@@ -297,6 +299,11 @@ class ProfilerPool:
             del self._joining[reference]
             self._note_failed_start(profiler.device, error)
             return
+        if facts["code"] != code_digest():
+            facts["refusal"] = (
+                f"host {facts['host'][:8]} has another version of TraPPM than this campaign; "
+                "install the same on every node, or give it to Ray as runtime_env"
+            )
         if refusal := facts.get("refusal"):
             if not self.may_grow:
                 raise DeviceError(refusal)

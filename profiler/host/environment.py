@@ -126,6 +126,21 @@ def stack_facts(environment: Mapping[str, Any]) -> dict[str, Any]:
     return {name: fact for name, fact in facts.items() if fact is not None and fact != {}}
 
 
+@cache
+def code_digest() -> str:
+    """Return a hash of this TraPPM's code, by which processes on other hosts know the same one."""
+    package, digest = Path(__file__).parents[2], hashlib.sha256()
+    files = (
+        Path(folder, name)
+        for folder, _, names in os.walk(package, followlinks=True)
+        for name in names
+        if name.endswith(".py")
+    )
+    for path in sorted(files):
+        digest.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
 def stack_fingerprint(environment: Mapping[str, Any]) -> str:
     """Return 16 hexadecimal digits that are equal for labels that may be mixed."""
     text = json.dumps(stack_facts(environment), sort_keys=True, separators=(",", ":"))

@@ -32,6 +32,7 @@ from emulated_cluster import (
     family,
     first_after,
     launch,
+    mark,
     play,
     processes,
     spec,
@@ -153,6 +154,12 @@ def node_out_of_order(url):
     """One of the nodes cannot measure."""
     with emulated(NODES) as made:
         Path(os.environ["TRAPPM_HOME"], made.measuring[1].node_id).touch()
+        return play(url, spec(60))
+
+
+def node_of_another_version(url):
+    with emulated(NODES) as made:
+        mark(made.measuring[1], "has another version")
         return play(url, spec(60))
 
 
@@ -295,7 +302,8 @@ def two_campaigns(url):
 
 SCENARIOS = {f.__name__: f for f in (
     calm, steps_traced, nodes_that_trace_replaced, node_comes_late, autoscaled_from_nothing,
-    autoscaled_with_a_broken_node, node_out_of_order, node_lost, worker_frozen, learner_killed,
+    autoscaled_with_a_broken_node, node_out_of_order,
+    node_of_another_version, node_lost, worker_frozen, learner_killed,
     campaign_killed, campaign_node_lost, campaign_node_lost_with_postgresql, gpus_while_tracing,
     paused_and_resumed_at_once, two_campaigns, database_away, restarted_during_an_outage, two_hosts,
 )}  # fmt: skip

@@ -53,6 +53,7 @@ from trappm.cluster.campaign.progress import Follower  # noqa: E402
 from trappm.cluster.profiles import Traced  # noqa: E402
 from trappm.cluster.ray_runtime import ACCELERATOR_LABEL, NAMESPACE  # noqa: E402
 from trappm.cluster.spec import CampaignSpec  # noqa: E402
+from trappm.profiler.host.environment import code_digest  # noqa: E402
 from trappm.store import Home, Patience, Store  # noqa: E402
 
 A100, V100 = "simulated:a100", "simulated:v100"
@@ -109,10 +110,14 @@ class MadeUpProfiler:
     def describe(self):
         host = ray.get_runtime_context().get_node_id()
         if Path(os.environ["TRAPPM_HOME"], host).exists() or is_to_break(host, self._device):
-            return {"host": host, "refusal": f"host {host}: its driver is out of order"}
+            return {
+                "host": host, "code": code_digest(),
+                "refusal": f"host {host}: its driver is out of order",
+            }  # fmt: skip
         gpus = [str(gpu) for gpu in ray.get_gpu_ids()]
         return {
             "host": host, "gpus": gpus, "fingerprint": "stack", "process": this_process(),
+            "code": "another" if marked("has another version") else code_digest(),
         }  # fmt: skip
 
     def measure(self, configuration, protocol, attempt_key):

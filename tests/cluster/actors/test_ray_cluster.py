@@ -74,6 +74,15 @@ def test_a_node_that_cannot_measure_is_reported_and_others_go_on(play):
     assert "its driver is out of order" in message
 
 
+def test_a_node_with_another_version_of_trappm_is_refused(play):
+    report = play("node_of_another_version")
+    assert is_whole(report)
+    assert report["hosts"] == 2
+    (message,) = [message for kind, message in report["events"] if kind == "node"]
+    assert "another version of TraPPM" in message
+    assert "runtime_env" in message
+
+
 def test_an_autoscaler_starts_nodes_of_the_kinds_that_are_needed_and_ends_them(play):
     report = play("autoscaled_from_nothing", measure_s=0.5)
     assert is_whole(report)
