@@ -14,6 +14,7 @@ SECTIONS = {
     "initial": "Share",
     "rounds": "Rounds",
     "stop": "StopRules",
+    "max_workers": "Workers",
     "canary": "CanaryPlan",
     "protocol": "Protocol",
     "pool.groups": "PoolGroup",

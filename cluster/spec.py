@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Discriminator,
@@ -58,6 +59,13 @@ Named = Annotated[str, Tag("<name>")]
 
 def _tag(value: object) -> str:
     return "<name>" if not isinstance(value, dict | PoolSpec | MeasuringProtocol) else "<own>"
+
+
+def _location(text: str) -> str:
+    from trappm.learner.snapshots.registry import check_location
+
+    check_location(text)
+    return text
 
 
 DeviceKey = Annotated[str, Field(min_length=1, max_length=64)]
@@ -193,6 +201,9 @@ class CampaignSpec(CampaignBudget):
     """Number of attempts at a configuration before it is given up."""
     canary: CanaryPlan | None = Field(default_factory=CanaryPlan)
     """Repeated reference measurement that detects drift; `false` or `null`: none."""
+    registry: Annotated[str, Field(max_length=1000), AfterValidator(_location)] | None = None
+    """Shared folder, or URL such as `s3://bucket/path`, where encoder and snapshot are published
+    (default: `TRAPPM_HOME` of the host that runs the campaign)."""
     pool: Annotated[Named | Annotated[PoolSpec, Tag("<own>")], Discriminator(_tag)]
     """Name of a built pool, or `groups` of architectures."""
 

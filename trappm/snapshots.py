@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trappm.learner.snapshots.manifest import read_manifest
-from trappm.prediction.snapshot_choice import DEFAULT, SHIPPED, folder_of, local_registry
+from trappm.prediction.snapshot_choice import (
+    DEFAULT,
+    SHIPPED,
+    fetched,
+    folder_of,
+    local_registry,
+)
 from trappm.profiler.errors import InputError, SnapshotError
 
 if TYPE_CHECKING:
@@ -73,18 +79,18 @@ def pull(name: str = "latest", registry: str | None = None, to: Path | None = No
         raise InputError(f"{to} already exists; name a new folder")
     if registry is None:
         if to is None:
-            raise InputError("name what to fetch from (--registry) or where to put it (--to)")
+            raise InputError("name what to fetch from (--from) or where to put it (--to)")
         from trappm.learner.snapshots.snapshot import copy_snapshot
 
         copy_snapshot(folder_of(name), to)
         return to
-    shared, local = registry_at(registry), local_registry()
-    snapshot_id = shared.resolve(name)
-    folder = to or Path(local.location) / snapshot_id
-    if to is not None or not local.is_whole(snapshot_id):
-        shared.pull(snapshot_id, folder)
-    if to is None and name in shared.aliases():
-        local.set_alias(name, snapshot_id, f"pulled from {shared.location}")
+    shared = registry_at(registry)
+    if to is not None:
+        shared.pull(shared.resolve(name), to)
+        return to
+    folder = fetched(shared, name)
+    if name in shared.aliases():
+        local_registry().set_alias(name, folder.name, f"pulled from {shared.location}")
     return folder
 
 

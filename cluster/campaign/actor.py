@@ -94,11 +94,15 @@ class CampaignActor:
             for kind, message in self._told:
                 self._campaign.note(kind, message)
             if is_elsewhere:
+                where = (
+                    "the encoder is made again, and its snapshot will be in that host's folder "
+                    f"{self._home.snapshots}"
+                )
+                if self.spec.registry is not None:
+                    where = f"encoder and snapshot are those of {self.spec.registry}"
                 self._campaign.note(
                     "resumed",
-                    f"its node is gone, and it continues on host {platform.node()}: the encoder is "
-                    "made again, and its snapshot will be in that host's folder "
-                    f"{self._home.snapshots}",
+                    f"its node is gone, and it continues on host {platform.node()}: {where}",
                 )
             try:
                 self._campaign.run()
@@ -122,7 +126,7 @@ class CampaignActor:
             cost=self.spec.cost,
             source=self.spec.devices.source,
             seed=self.spec.seed,
-            cache=self._home.campaigns / self.campaign_id,
+            cache=self.spec.registry or self._home.campaigns / self.campaign_id,
         )
 
     def _note(self, kind: str, message: str) -> None:

@@ -104,7 +104,7 @@ class Campaign:
     workers: ProfilerPool
     learner: LearnerHandle
     snapshots: Path
-    """Folder of the snapshots."""
+    """Folder of this host's snapshots, which is the registry if the campaign file names none."""
     metric: Callable[[str, str, float], None] = lambda name, device, value: None
     """Called with the name of a figure, a device and a value (`actors.metrics`)."""
     clock: Callable[[], float] = time.monotonic
@@ -678,22 +678,24 @@ class Campaign:
         }
         self._tell(eta_s=None)
         pairs = history.compiled_pairs(self.store, self.id)
-        yield from self._call("publishing", "publish", self.snapshots, fields, pairs)
+        to = self.spec.registry
+        yield from self._call("publishing", "publish", self.snapshots, fields, pairs, to)
         snapshot, notes = self.learner.result
         for note in notes:
             self.note("published", note)
         self._seen = None
         self._look()  # the last moment for an order
         try:
-            yield from self._call("publishing", "promote", self.snapshots, snapshot)
+            yield from self._call("publishing", "promote", to or self.snapshots, snapshot)
             self._tell(news=self.learner.result)
         except LearnerError as error:
+            at = f" --registry {to}" if to else ""
             self.note(
                 "published",
                 f"snapshot {snapshot} is published, but not the latest ({error.cause}); "
-                f"name it with: trappm snapshot push {snapshot} --alias latest",
+                f"name it with: trappm snapshot push {snapshot} --alias latest{at}",
             )
-        self._finish(f"snapshot {snapshot}", snapshot)
+        self._finish(f"snapshot {snapshot}{f' in {to}' if to else ''}", snapshot)
 
     def _finish(self, message: str, snapshot: str | None) -> None:
         self._report_activity()

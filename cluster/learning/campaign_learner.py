@@ -161,7 +161,7 @@ class CampaignLearner:
         cost: Whether the strategy counts gains per second of measuring.
         source: Source device.
         seed: Seed of the campaign.
-        cache: Folder of encoders.
+        cache: Folder or URL that encoders are read from and written to.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class CampaignLearner:
         cost: bool = False,
         source: str,
         seed: int,
-        cache: Path,
+        cache: str | Path,
     ) -> None:
         self._preset = preset_named(preset)
         self._knows_physics = self._preset.head.physical_prior
@@ -203,7 +203,7 @@ class CampaignLearner:
             preset=self._preset.encoder,
             pretrained=True,
             seed=self._seed,
-            cache=self._cache,
+            cache=Registry(self._cache),
             on_progress=self._note,
         )
         self._pool = EncodedPool(pool, traces or [None] * len(pool), encode)
@@ -354,23 +354,34 @@ class CampaignLearner:
         return None if estimate is None else probability_above(estimate, USABLE_SHARE * capacity)
 
     def publish(
-        self, registry: Path, fields: Mapping[str, Any], pairs: Sequence[CompiledPair] = ()
+        self,
+        folder: Path,
+        fields: Mapping[str, Any],
+        pairs: Sequence[CompiledPair] = (),
+        registry: str | Path | None = None,
     ) -> tuple[str, tuple[str, ...]]:
-        """Save encoder and heads as a snapshot; its `parent` is the latest in the registry.
+        """Save encoder and heads as a snapshot, and push it to the registry.
+
+        Its `parent` is the latest in the registry. A repeated call continues one that was cut off.
 
         Args:
-            registry: Folder of snapshots.
+            folder: Folder of this host's snapshots.
             fields: Further fields of the manifest.
             pairs: Steps that were measured eager and compiled.
+            registry: Folder or URL (default: `folder`).
 
         Returns:
             The id of the snapshot, and remarks on it.
+
+        Raises:
+            SnapshotError: The folder or the registry cannot be written.
         """
-        before = Registry(registry).history(LATEST)
+        shared = Registry(registry or folder)
+        before = shared.history(LATEST)
         notes, errors = self._leave_lost_transfer({**(fields.get("errors") or {})})
         ratios, about_ratios = self._compiled_ratios(pairs)
         info = save_snapshot(
-            registry,
+            folder,
             encoder=self._pool.encoder,
             heads={device: self._by_phase(device) for device in self._heads},
             source_device=self._source,
@@ -388,6 +399,8 @@ class CampaignLearner:
                 "parent": before[-1].snapshot if before else None,
             },
         )
+        if registry is not None:
+            shared.push(info.folder)
         return info.id, (*notes, *about_ratios)
 
     def _compiled_ratios(
@@ -435,7 +448,7 @@ class CampaignLearner:
             notes.append(f"{device}: published from scratch, as transfer lost: {reasons}")
         return tuple(notes), errors
 
-    def promote(self, registry: Path, snapshot_id: str) -> str | None:
+    def promote(self, registry: str | Path, snapshot_id: str) -> str | None:
         """Make a snapshot the latest unless it is worse; return a remark on it, if any."""
         promotion = promote(Registry(registry), LATEST, snapshot_id)
         return promotion.remark if promotion.moved else promotion.message

@@ -13,16 +13,16 @@ The encoder is then frozen, and a graph's embedding is the sum of the rows of Z.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Self
+from typing import Protocol, Self
 
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch_geometric.data import Batch
@@ -200,6 +200,14 @@ def random_encoder(
     return Encoder(preset, network, fit_node_scaler(graphs))
 
 
+class EncoderCache(Protocol):
+    """Place that keeps files of trained encoders by name, such as a registry."""
+
+    def cached(self, name: str) -> bytes | None: ...
+
+    def cache(self, name: str, data: bytes) -> None: ...
+
+
 def make_encoder(
     graphs: Sequence[Graph],
     architectures: Sequence[str],
@@ -207,7 +215,7 @@ def make_encoder(
     *,
     pretrained: bool,
     seed: int,
-    cache: Path,
+    cache: EncoderCache,
     on_progress: OnProgress = lambda done, total: None,
 ) -> Encoder:
     """Train an encoder on graphs, or read the one trained before with the same inputs.
@@ -218,7 +226,7 @@ def make_encoder(
         graphs, architectures: All graphs, and the architecture of each (n).
         preset, seed: Sizes and training settings; seed of everything random.
         pretrained: Whether to train it; if not, the encoder is random.
-        cache: Folder of trained encoders.
+        cache: Trained encoders; one that is damaged is trained again and replaced.
         on_progress: Called with the number of steps done and the largest number of steps.
     """
     generator = np.random.default_rng(seed)
@@ -226,15 +234,12 @@ def make_encoder(
         graphs = _one_of_each(graphs, architectures, generator)
     if not pretrained:
         return random_encoder(graphs, preset, generator)
-    path = cache / f"encoder-{_key(graphs, preset, seed)}.safetensors"
-    try:
-        return Encoder.from_tensors(preset, load_file(path))
-    except (OSError, SafetensorError, KeyError, RuntimeError):
-        encoder = train_encoder(graphs, preset, generator, on_progress)
-    cache.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    save_file({k: v.contiguous() for k, v in encoder.tensors().items()}, part)
-    part.replace(path)
+    name = f"encoder-{_key(graphs, preset, seed)}.safetensors"
+    if (data := cache.cached(name)) is not None:
+        with contextlib.suppress(SafetensorError, KeyError, RuntimeError, ValueError):
+            return Encoder.from_tensors(preset, load(data))
+    encoder = train_encoder(graphs, preset, generator, on_progress)
+    cache.cache(name, save({k: v.contiguous() for k, v in encoder.tensors().items()}))
     return encoder
 
 

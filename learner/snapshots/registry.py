@@ -2,10 +2,13 @@
 
     <location>/<id>/manifest.json, *.safetensors     one version, visible once its manifest is there
                aliases/<name>/<time>-<id>.json       one entry per move of an alias
+               encoder-<hash>.safetensors            an encoder, found by all that it was made from
 
 A location is a folder, or an fsspec URL such as s3://bucket/path. Files are written under another
 name and then moved, a version's manifest last, and an alias is a log that only grows. So a process
 killed at any moment leaves only whole versions visible, and the same command continues.
+
+Credentials for buckets come from the environment of the process, such as AWS_ACCESS_KEY_ID.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from trappm.learner.snapshots.manifest import (
     ID,
     MANIFEST,
     MAX_MANIFEST_BYTES,
+    MAX_SNAPSHOT_BYTES,
     NAME,
     Manifest,
     check_file,
@@ -34,13 +38,21 @@ from trappm.learner.snapshots.manifest import (
     read_whole,
     write_folder,
 )
-from trappm.profiler.errors import SnapshotError, one_line
+from trappm.profiler.errors import (
+    InputError,
+    MissingLibraryError,
+    SnapshotError,
+    from_extra,
+    one_line,
+)
 
 ALIASES = "aliases"
 LATEST = "latest"
 _PART = ".part-"
 _STAMP = "%Y%m%dT%H%M%S%fZ"
 _ENTRY_BYTES = 64 << 10
+_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
+"""Extras of pyproject.toml by the protocols that need them."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +68,16 @@ class Registry:
     """A registry of snapshots at one location: a folder or a URL."""
 
     def __init__(self, location: str | Path) -> None:
-        """Open a location; raise SnapshotError if it cannot be reached."""
+        """Open a location.
+
+        Raises:
+            SnapshotError: It cannot be reached.
+            MissingLibraryError: Its protocol needs an extra that is not installed.
+        """
         self.location = without_secrets(str(location))
-        with self._reaching():
+        extra = _EXTRAS.get(str(location).partition("://")[0])
+        need = f"the registry {self.location}"
+        with self._reaching(), from_extra(extra, need) if extra else contextlib.nullcontext():
             self._fs, root = fsspec.url_to_fs(str(location))
         self._root = root.rstrip("/")
 
@@ -196,6 +215,19 @@ class Registry:
         entry = {"at": at.isoformat(timespec="seconds"), "why": why}
         self._write(f"{folder}/{name}", json.dumps(entry).encode())
 
+    def cached(self, name: str) -> bytes | None:
+        """Return the file of an encoder, or None if there is none.
+
+        Raises:
+            SnapshotError: It is too large, or the registry cannot be read.
+        """
+        path = f"{self._root}/{name}"
+        return self._read(path, MAX_SNAPSHOT_BYTES, self.location) if self._exists(path) else None
+
+    def cache(self, name: str, data: bytes) -> None:
+        """Write the file of an encoder; raise SnapshotError if the registry cannot be written."""
+        self._write(f"{self._root}/{name}", data)
+
     def _entry(self, folder: str, name: str) -> AliasEntry:
         data = self._read(f"{folder}/{name}", _ENTRY_BYTES, folder)
         try:
@@ -253,7 +285,7 @@ class Registry:
     def _reaching(self) -> Iterator[None]:
         try:
             yield
-        except SnapshotError:
+        except (SnapshotError, MissingLibraryError):
             raise
         except Exception as error:  # each kind of place raises classes of its own
             reason = without_secrets(one_line(error))
@@ -263,6 +295,36 @@ class Registry:
                 f"the registry {self.location} cannot be used: {reason}; snapshots that were "
                 "pulled before can be used without it"
             ) from None  # a traceback could show the password
+
+
+def check_location(location: str) -> None:
+    """Refuse a location that means another place elsewhere, or that may hold a password.
+
+    Raises:
+        InputError: It is neither an absolute folder nor a URL of a protocol that fsspec knows, or
+            the URL has a user, a password or a query.
+    """
+    protocol, is_url, rest = location.partition("://")
+    shown = ascii(without_secrets(location))
+    if not location.isprintable():
+        raise InputError(f"registry: {shown} has characters that cannot be printed; remove them")
+    if not is_url:
+        if not Path(location).is_absolute():
+            raise InputError(
+                f"registry: {shown} is not an absolute folder; begin it with '/', or give a URL "
+                "such as s3://bucket/path"
+            )
+    elif "@" in rest or "?" in rest:
+        raise InputError(
+            f"registry: {shown} has a user or a query, which may hold a password; leave it out "
+            "and give credentials in the environment, such as AWS_ACCESS_KEY_ID"
+        )
+    elif protocol not in fsspec.available_protocols():
+        raise InputError(
+            f"registry: fsspec knows no protocol {protocol!r}; there are s3://, gs:// and others"
+        )
+    elif not rest.strip("/"):
+        raise InputError(f"registry: {shown} names no bucket or folder; add it behind '://'")
 
 
 def without_secrets(text: str) -> str:

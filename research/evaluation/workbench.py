@@ -23,6 +23,7 @@ from trappm.cluster.pool_file import make_traces
 from trappm.learner.estimator import Estimator
 from trappm.learner.paper.encoder import Encoder, make_encoder
 from trappm.learner.paper.presets import EncoderPreset
+from trappm.learner.snapshots.registry import Registry
 from trappm.learner.workload import Workload
 from trappm.profiler.devices.catalogue import USABLE_SHARE, card_name
 from trappm.profiler.errors import InputError
@@ -233,7 +234,7 @@ class Workbench:
             preset,
             pretrained=pretrained,
             seed=PAPER_SEEDS[0],
-            cache=self.home.path / "encoders",
+            cache=Registry(self.home.path / "encoders"),
             on_progress=lambda done, total: self.watch(done, total, "pre-training the encoder"),
         )
 

@@ -314,7 +314,7 @@ class FakeLearner:
         chosen = sorted(request.candidates)[: request.count]
         return [Choice(c, {"rank": i}) for i, c in enumerate(chosen)]
 
-    def publish(self, registry, fields, pairs=()):
+    def publish(self, folder, fields, pairs=(), registry=None):
         return self.snapshot, ()
 
     def promote(self, registry, snapshot_id):

@@ -56,7 +56,7 @@ SnapshotName = Annotated[
     str | None,
     typer.Option(
         "--snapshot",
-        help="Id, alias or folder (default: the device's latest, then default).",
+        help="Id, alias, folder or registry (default: the device's latest, then default).",
         autocompletion=shell.snapshots,
     ),
 ]

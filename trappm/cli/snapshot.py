@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="Show, pull and push snapshots, and name them by aliases.",
     no_args_is_help=True,
-    epilog="Example: trappm snapshot pull latest --registry s3://bucket/snapshots",
+    epilog="Example: trappm snapshot pull --from s3://bucket/snapshots",
 )
 
 Name = Annotated[
@@ -32,6 +32,15 @@ Name = Annotated[
 Remote = Annotated[
     str | None,
     typer.Option("--registry", envvar="TRAPPM_REGISTRY", help="Folder or URL (s3://, gs://, ...)."),
+]
+From = Annotated[
+    str | None,
+    typer.Option(
+        "--from",
+        "--registry",
+        envvar="TRAPPM_REGISTRY",
+        help="Registry: folder or URL (s3://, gs://, ...).",
+    ),
 ]
 Registry = Annotated[
     str | None,
@@ -86,10 +95,10 @@ def show(
         print_table(f"history of {name}", ("snapshot", "since", "reason"), moved)
 
 
-@app.command(epilog="Example: trappm snapshot pull latest --registry s3://bucket/snapshots")
+@app.command(epilog="Example: trappm snapshot pull --from s3://bucket/snapshots")
 def pull(
     name: Name = "latest",
-    registry: Remote = None,
+    registry: From = None,
     to: Annotated[
         Path | None, typer.Option(help="New folder (default: among those of TRAPPM_HOME).")
     ] = None,
@@ -140,7 +149,7 @@ def push(
         bound = 20.0
     promotion = snapshots.push(name, registry, alias or "latest", max_regression_percent=bound)
     if registry is not None:
-        typer.echo(f"snapshot {name} is in {registry}")
+        typer.echo(f"snapshot {name} is in {snapshots.registry_at(registry).location}")
     typer.echo(promotion.message)
 
 

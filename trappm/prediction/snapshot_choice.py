@@ -2,7 +2,8 @@
 
 For devices and phases that the latest one has no heads for, the earlier ones come next, so a
 campaign on another device takes nothing away. Names are those of the local registry, the folder
-`snapshots` of TRAPPM_HOME; `default` is the shipped one. Nothing here needs a network or SQL.
+`snapshots` of TRAPPM_HOME; `default` is the shipped one. Nothing here needs SQL, and only the
+location of another registry, which means its latest, needs a network.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ def snapshots_that_answer(name: str | Path | None) -> list[Snapshot]:
     """Return the snapshots that predict, in the order in which they are tried.
 
     Args:
-        name: Folder, alias or id (default: the latest, earlier ones with heads that it lacks, and
-            the shipped one last).
+        name: As of `folder_of` (default: the latest, earlier ones with heads that it lacks, and the
+            shipped one last).
 
     Raises:
         SnapshotError: There is no such snapshot, or it is damaged.
@@ -83,8 +84,11 @@ def _answering(name: str | Path | None, read: Callable[[Path], Read]) -> list[Re
 def folder_of(name: str | Path) -> Path:
     """Return the folder of a snapshot.
 
+    Args:
+        name: Folder, alias or id, or the folder or URL of a registry, whose latest is fetched.
+
     Raises:
-        SnapshotError: There is no such snapshot.
+        SnapshotError: There is no such snapshot, or the registry cannot be reached.
     """
     if isinstance(name, Path) or (Path(name) / MANIFEST).is_file():
         return Path(name)
@@ -92,6 +96,8 @@ def folder_of(name: str | Path) -> Path:
         len(name) >= LEAST_PREFIX and read_manifest(SHIPPED).id.startswith(name)
     ):
         return SHIPPED
+    if (other := _registry_named(name)) is not None:
+        return fetched(other, "latest")
     registry = local_registry()
     try:
         snapshot_id = registry.resolve(name)
@@ -102,6 +108,27 @@ def folder_of(name: str | Path) -> Path:
         ) from error
     registry.manifest(snapshot_id)  # raises if it is under another one's name
     return Path(registry.location) / snapshot_id
+
+
+def _registry_named(name: str) -> Registry | None:
+    """Return the registry at a URL or folder; None if the name is not a location."""
+    from trappm.learner.snapshots.registry import ALIASES, Registry
+
+    is_location = "://" in name or ("/" in name and (Path(name) / ALIASES).is_dir())
+    return Registry(name) if is_location else None
+
+
+def fetched(registry: Registry, name: str) -> Path:
+    """Return the folder of a registry's snapshot, copied to this machine unless it is there whole.
+
+    Raises:
+        SnapshotError: There is no such snapshot, or it is damaged.
+    """
+    local, snapshot_id = local_registry(), registry.resolve(name)
+    folder = Path(local.location) / snapshot_id
+    if not local.is_whole(snapshot_id):
+        registry.pull(snapshot_id, folder)
+    return folder
 
 
 def _loaded(folder: Path) -> Snapshot:

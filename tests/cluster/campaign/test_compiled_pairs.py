@@ -20,9 +20,9 @@ class Compiling(FakeWorkers):
 
 
 class Publishing(FakeLearner):
-    def publish(self, registry, fields, pairs=()):
+    def publish(self, folder, fields, pairs=(), registry=None):
         self.pairs = pairs
-        return super().publish(registry, fields)
+        return super().publish(folder, fields, pairs, registry)
 
 
 def test_an_initial_round_with_too_few_eager_steps_is_refused(store):

@@ -141,9 +141,9 @@ def test_a_campaign_that_was_taken_over_while_it_waits_stops_itself(store, monke
 @pytest.mark.parametrize("order", [CampaignState.CANCELLED, CampaignState.PAUSED])
 def test_an_order_during_publishing_is_obeyed(store, order):
     class Slow(FakeLearner):
-        def publish(self, registry, fields, pairs=()):
+        def publish(self, folder, fields, pairs=(), registry=None):
             store.owners.stop_campaign(fields["campaign"], order)
-            return super().publish(registry, fields)
+            return super().publish(folder, fields, pairs, registry)
 
     learner = Slow()
     run = campaign(store, FakeWorkers(), learner)
