@@ -160,7 +160,7 @@ def publish(trained: Sequence[Trained], registry: Path, kept: Path | None = None
     errors: dict[str, Any] = {}
     sources: list[Mapping[str, Any]] = []
     if kept is not None:
-        heads, errors, sources = _kept(kept, [part.sheet for part in trained])
+        heads, errors, sources = kept_parts(kept, [part.sheet for part in trained])
     for part in trained:
         sheet = part.sheet
         for phase in sheet.phases:
@@ -204,7 +204,7 @@ def publish(trained: Sequence[Trained], registry: Path, kept: Path | None = None
     )
 
 
-def _kept(
+def kept_parts(
     folder: Path, replaced: Sequence[Sheet]
 ) -> tuple[dict[str, dict[Phase, TrainedHeads]], dict[str, Any], list[Mapping[str, Any]]]:
     """Return heads, errors and sources of a snapshot without those of some sheets.
@@ -223,13 +223,13 @@ def _kept(
         for phase in phases:
             if (device, phase) not in gone:
                 of_device = heads.setdefault(device, {})
-                of_device[Phase(phase)] = snapshot.trained(device, Phase(phase))
+                of_device[Phase(phase)] = snapshot.heads[device][Phase(phase)]
                 errors.setdefault(device, {})[phase] = manifest["errors"][device][phase]
     devices = {sheet.device for sheet in replaced}
     sources = [
         row
         for row in manifest["sources"]
-        if "device" in row
+        if row.get("for") != OTHERS
         and (row["device"], row.get("phase")) not in gone
         and ("phase" in row or row["device"] not in devices)
     ]

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from research.snapshot import default_snapshot
-from research.snapshot.shipped_sheets import Sheet
+from research.snapshot.shipped_sheets import SHEETS, Sheet
 from trappm.learner.snapshots.snapshot import load_snapshot
+from trappm.prediction.snapshot_choice import SHIPPED
 from trappm.profiler.records import Phase
 
 ARCHITECTURES = ("resnet18", "resnet26", "resnet34", "vgg11")
@@ -62,3 +63,20 @@ def test_a_device_has_one_set_of_heads_of_steps_and_kernels(data, tmp_path):
     named = {(s["source"], s.get("licence"), s["labels"]) for s in sources}
     assert ("pytorch-gpu-benchmark", "MIT", 4) in named
     assert any("NeuSight" in source and licence == "MIT" for source, licence, _ in named)
+
+
+def test_heads_of_other_sheets_are_kept_as_they_ship():
+    sheet = next(sheet for sheet in SHEETS if sheet.files[0] == "rtx3090_train_step_amp_nchw.csv")
+    heads, errors, sources = default_snapshot.kept_parts(SHIPPED, [sheet])
+    shipped = load_snapshot(SHIPPED).manifest.to_json()
+    del shipped["heads"]["rtx3090"]["train"], shipped["errors"]["rtx3090"]["train"]
+    metrics = {
+        device: {phase.value: [*kept.heads.metrics] for phase, kept in phases.items()}
+        for device, phases in heads.items()
+    }
+    assert metrics == {
+        device: {phase: head["metrics"] for phase, head in phases.items()}
+        for device, phases in shipped["heads"].items()
+    }
+    assert errors == shipped["errors"]
+    assert not [row for row in sources if "for" in row]  # those of other cards are written again

@@ -45,7 +45,7 @@ from trappm.profiler.devices.catalogue import (
     process_memory_mib,
 )
 from trappm.profiler.errors import InputError, TrappmError, UnsupportedModelError
-from trappm.profiler.memory.replay import SimulatedMemory, memory_in
+from trappm.profiler.memory.replay import SimulatedMemory, memory_in, reserved_mib
 from trappm.profiler.memory.training_loop import Loop
 from trappm.profiler.models.families import family_of
 from trappm.profiler.records import (
@@ -394,9 +394,8 @@ class _Inquiry:
             return np.ones(len(workloads))
         process_mib = process_memory_mib(self.card, self._phase)
         asked, known = (
-            process_mib
-            + np.array([memory_in(step, x, n).reserved_with_workspace_mib for step, n in steps])
-            for x in (loop, of_labels)
+            process_mib + np.array([reserved_mib(step, each, size) for step, size in steps])
+            for each in (loop, of_labels)
         )
         return np.asarray(asked / known)
 
