@@ -166,9 +166,10 @@ def _job_of_learner(
     if knows_all or not (short_of_work or has_all_ended):
         return None  # planned assignments are measured first
     source = course.devices[0]
-    to_come = sum(p.waiting + p.leased for p in standing.pending if p.device == source)
-    is_last_chance = not to_come
-    if learner.known is None and not standing.is_enough and 2 * to_come > course.shares[source][1]:
+    mine = [part for part in standing.pending if part.device == source]
+    is_last_chance = not mine
+    to_come = waiting(standing, course, learner)[source] + sum(part.leased for part in mine)
+    if learner.known is None and 2 * to_come > course.shares[source][1]:
         return None  # half of the initial round is the least to choose by
     if learner.lacks_heads and not (is_last_chance or standing.is_enough):
         return None  # there were too few labels: wait for all of the initial round

@@ -113,6 +113,14 @@ def test_without_heads_what_was_put_off_is_measured_before_the_last_training():
     assert job(ended, learner=lacking) == Train(is_last_chance=True)
 
 
+def test_a_round_of_which_nothing_came_is_trained_on_so_that_it_is_repeated():
+    rounds = planned(0, closed=True, a100=3, v100=2), planned(1, a100=4, v100=2)
+    failed = standing(*rounds, pending=[("a100", 2, 4, 0), ("v100", 2, 2, 0)])
+    assert job(failed, GPUS) == Train(is_last_chance=False)
+    lacking = trained(failed, has_heads=False)
+    assert waiting(failed, GPUS, lacking) == {"a100": 4, "v100": 2}
+
+
 def test_on_gpus_the_learner_runs_ahead():
     rounds = planned(0, closed=True, a100=3, v100=2), planned(1, a100=4, v100=2)
     workers = {"a100": 2, "v100": 1}
