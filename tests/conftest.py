@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import uuid
 from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 
@@ -26,6 +27,34 @@ def pytest_collection_modifyitems(items):
         for mark in item.iter_markers("extension"):
             if find_spec(f"trappm.extensions.{mark.args[0]}") is None:
                 item.add_marker(pytest.mark.skip(reason=f"no extension {mark.args[0]}"))
+
+
+@pytest.fixture(scope="session")
+def s3_server():
+    """The address of a server that speaks the S3 protocol, of the package moto."""
+    if find_spec("s3fs") is None or find_spec("moto") is None:
+        pytest.skip("S3: s3fs or moto[server] is not installed")
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def s3_bucket(s3_server, monkeypatch):
+    """The URL of an empty bucket; credentials are in the environment."""
+    import fsspec
+
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not-to-be-shown")
+    bucket = f"bucket-{uuid.uuid4().hex}"
+    fsspec.filesystem("s3").mkdir(bucket)
+    return f"s3://{bucket}"
 
 
 @pytest.fixture

@@ -36,6 +36,17 @@ def parse(data: dict):
     return parse_spec(yaml.safe_dump(data), origin="my.yaml")
 
 
+def test_a_registry_is_a_location_that_other_hosts_can_reach():
+    assert parse(small()).registry is None
+    assert parse(small() | {"registry": "s3://bucket/path"}).registry == "s3://bucket/path"
+    with pytest.raises(InputError, match="registry: 'shared' is not an absolute folder") as error:
+        parse(small() | {"registry": "shared"})
+    assert "\n" not in str(error.value)
+    with pytest.raises(InputError) as error:
+        parse(small() | {"registry": "sftp://me:secret@host/path"})
+    assert "secret" not in f"{error.value}"
+
+
 @pytest.mark.parametrize("name", presets())
 def test_a_preset_survives_the_round_trip_through_the_store(name):
     spec = load_preset(name)

@@ -1,14 +1,17 @@
 """The registry: versions and names on any fsspec place, whole whatever is killed."""
 
 import multiprocessing
+import sys
 import time
+from importlib import import_module
 
 import pytest
 from registry_samples import write_sample
 
-from trappm.learner.snapshots.registry import Registry
+from trappm.learner.snapshots import registry
+from trappm.learner.snapshots.registry import Registry, check_location
 from trappm.learner.snapshots.regressions import promote
-from trappm.profiler.errors import SnapshotError
+from trappm.profiler.errors import InputError, MissingLibraryError, SnapshotError
 
 KILLS = 20
 
@@ -18,11 +21,12 @@ def here(tmp_path):
     return tmp_path / "here"
 
 
-@pytest.fixture(params=["folder", "memory"])
+@pytest.fixture(params=["folder", "memory", "s3"])
 def there(request, tmp_path):
-    """An empty registry elsewhere: a folder, or what behaves like a bucket."""
-    place = tmp_path / "there" if request.param == "folder" else f"memory://{tmp_path}"
-    return Registry(place)
+    """An empty registry elsewhere: a folder, memory, or a bucket."""
+    if request.param == "s3":
+        return Registry(f"{request.getfixturevalue('s3_bucket')}/snapshots")
+    return Registry(tmp_path / "there" if request.param == "folder" else f"memory://{tmp_path}")
 
 
 def test_pushed_snapshots_are_listed_and_pulled_unchanged(here, there, tmp_path):
@@ -112,6 +116,81 @@ def test_only_the_last_of_several_snapshots_is_not_promoted(here, there, snapsho
     assert there.resolve("latest") == ids[-2]
 
 
+def test_encoders_are_cached_next_to_snapshots(here, there, monkeypatch):
+    there.push(here / (name := write_sample(here)))
+    assert there.cached("encoder-1.safetensors") is None
+    for data in (b"first", b"second"):
+        there.cache("encoder-1.safetensors", data)
+        assert there.cached("encoder-1.safetensors") == data
+    assert (there.ids(), there.aliases()) == ([name], {})
+    monkeypatch.setattr(registry, "MAX_SNAPSHOT_BYTES", 5)
+    with pytest.raises(SnapshotError, match=r"encoder-1\.safetensors has more than 5 bytes"):
+        there.cached("encoder-1.safetensors")
+
+
+def test_an_interrupted_push_is_continued(here, there, monkeypatch):
+    name, write = write_sample(here), Registry._write
+
+    def cut(self, path, data):
+        if path.endswith("manifest.json"):
+            raise KeyboardInterrupt
+        write(self, path, data)
+
+    monkeypatch.setattr(Registry, "_write", cut)
+    with pytest.raises(KeyboardInterrupt):
+        there.push(here / name)
+    assert there.ids() == []
+    monkeypatch.undo()
+    assert there.push(here / name) == name
+    there.contents(name)
+
+
+@pytest.mark.parametrize(
+    ("location", "message"),
+    [
+        ("snapshots", "'snapshots' is not an absolute folder"),
+        ("s3:bucket", "'s3:bucket' is not an absolute folder"),
+        ("", "'' is not an absolute folder"),
+        ("nosuch://bucket", "fsspec knows no protocol 'nosuch'"),
+        ("simplecache::s3://bucket", "fsspec knows no protocol 'simplecache::s3'"),
+        ("s3://", "'s3://' names no bucket or folder"),
+        ("sftp://me:secret@host/path", "'sftp://***@host/path' has a user or a query"),
+        ("s3://bucket/path?token=secret", "'s3://bucket/path' has a user or a query"),
+        ("s3://bucket/\x1b[2J", "has characters that cannot be printed"),
+    ],
+)
+def test_a_location_that_others_cannot_share_is_refused(location, message):
+    with pytest.raises(InputError) as error:
+        check_location(location)
+    assert message in str(error.value)
+    assert "secret" not in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("location", ["/shared/snapshots", "s3://bucket", "gs://bucket/path"])
+def test_a_location_that_others_can_share_is_accepted(location):
+    check_location(location)
+
+
+@pytest.mark.parametrize(
+    ("url", "library", "extra"), [("s3://x/y", "s3fs", "s3"), ("gs://x/y", "gcsfs", "gcs")]
+)
+def test_a_missing_library_is_reported_with_its_extra(monkeypatch, url, library, extra):
+    monkeypatch.setitem(sys.modules, library, None)
+    protocol = url.partition("://")[0]
+    monkeypatch.delitem(import_module("fsspec.registry")._registry, protocol, raising=False)
+    with pytest.raises(MissingLibraryError, match=rf"pip install 'trappm\[{extra}\]'") as error:
+        Registry(url)
+    assert "\n" not in str(error.value)
+
+
+def test_errors_of_a_bucket_show_no_credentials(s3_bucket):
+    there = Registry("s3://not!a!bucket/snapshots")
+    with pytest.raises(SnapshotError, match="cannot be used") as error:
+        there.cache("encoder-1.safetensors", b"data")
+    assert "not-to-be-shown" not in str(error.value)
+
+
 def test_a_damaged_copy_is_reported_and_not_replaced(here, tmp_path):
     name = write_sample(here)
     Registry(here).pull(name, tmp_path / name)
@@ -161,10 +240,10 @@ def test_a_killed_push_or_pull_leaves_only_complete_snapshots(tmp_path, work):
 
 
 def test_an_alias_moves_on_even_if_the_clock_went_back(here, tmp_path):
-    registry = Registry(tmp_path / "there")
-    first, second = (registry.push(here / write_sample(here, n)) for n in (1, 2))
-    registry.set_alias("latest", first, "published")
+    there = Registry(tmp_path / "there")
+    first, second = (there.push(here / write_sample(here, n)) for n in (1, 2))
+    there.set_alias("latest", first, "published")
     (entry,) = (tmp_path / "there" / "aliases" / "latest").iterdir()
     entry.rename(entry.with_name(f"2999{entry.name[4:]}"))
-    registry.set_alias("latest", second, "published")
-    assert registry.resolve("latest") == second
+    there.set_alias("latest", second, "published")
+    assert there.resolve("latest") == second
