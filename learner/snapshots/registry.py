@@ -42,7 +42,6 @@ from trappm.profiler.errors import (
     InputError,
     MissingLibraryError,
     SnapshotError,
-    from_extra,
     one_line,
 )
 
@@ -51,8 +50,6 @@ LATEST = "latest"
 _PART = ".part-"
 _STAMP = "%Y%m%dT%H%M%S%fZ"
 _ENTRY_BYTES = 64 << 10
-_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
-"""Extras of pyproject.toml by the protocols that need them."""
 
 
 @dataclass(frozen=True)
@@ -72,13 +69,16 @@ class Registry:
 
         Raises:
             SnapshotError: It cannot be reached.
-            MissingLibraryError: Its protocol needs an extra that is not installed.
+            MissingLibraryError: Its protocol needs a library that is not installed.
         """
         self.location = without_secrets(str(location))
-        extra = _EXTRAS.get(str(location).partition("://")[0])
-        need = f"the registry {self.location}"
-        with self._reaching(), from_extra(extra, need) if extra else contextlib.nullcontext():
-            self._fs, root = fsspec.url_to_fs(str(location))
+        with self._reaching():
+            try:
+                self._fs, root = fsspec.url_to_fs(str(location))
+            except ImportError as error:  # fsspec says which library, such as s3fs
+                raise MissingLibraryError(
+                    f"the registry {self.location} needs a library: {one_line(error)} (with pip)"
+                ) from None
         self._root = root.rstrip("/")
 
     def ids(self) -> list[str]:

@@ -292,7 +292,7 @@ def play(url, plan, faults=lambda recorded: None, learner=None):
         def note(self, finished):
             kept = keep(self, finished)
             for result in finished:
-                if result.measurement is not None:
+                if result.measurement is not None and "host" in result.measurement.environment:
                     host = result.measurement.environment["host"]
                     recorded.append((time.monotonic(), result.worker.device, host))
             return kept
