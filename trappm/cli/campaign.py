@@ -271,15 +271,16 @@ def _stop(campaign_id: str | None, state: str, next_step: str) -> None:
 
 
 def _follow(store: Store, campaign_id: str) -> None:
-    """Show the progress of a campaign until its process has ended."""
+    """Show the progress of a campaign until its process has ended; a file gets only its status."""
     from trappm.cluster.campaign.ownership import runs
     from trappm.cluster.campaign.progress import Follower, follow
     from trappm.cluster.launch import SILENT_S
     from trappm.cluster.spec import CampaignBudget
     from trappm.terminal.progress_bars import CampaignDisplay
+    from trappm.terminal.tables import console
 
     campaign = store.campaigns.get(campaign_id)
-    if not runs(campaign):
+    if not (runs(campaign) and console().is_terminal):
         return
     budget = CampaignBudget.of(campaign)
     with CampaignDisplay(campaign.id, budget, campaign.name, campaign.seed) as display:
