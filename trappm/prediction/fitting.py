@@ -130,7 +130,8 @@ def largest_batch_of_many(
     """Return the same as `largest_batch` from few predictions of many batch sizes each.
 
     The search is repeated on memories that are interpolated where they are unknown. What it needed
-    is predicted together, until all of it is known.
+    is predicted together, until all of it is known. A batch surely fits if a larger one takes at
+    most half of the usable memory.
 
     Args:
         memories: Returns the memory of the step at each of several batch sizes.
@@ -138,10 +139,14 @@ def largest_batch_of_many(
     """
     known: dict[int, MemoryInterval] = {}
     unknown, largest = [*_FIRST_SIZES], 0
+    half_mib = USABLE_SHARE * capacity_mib / 2
 
     def memory(size: int) -> MemoryInterval:
         if size in known:
             return known[size]
+        for other, interval in known.items():
+            if other > size and interval.high_mib <= half_mib:
+                return interval
         unknown.append(size)
         return _interpolated(known, size)
 
