@@ -63,6 +63,9 @@ if TYPE_CHECKING:
     from trappm.prediction.costs import Interval
     from trappm.prediction.models.subjects import Subject
 
+SIMULATED_ERROR = 0.05
+"""Deviation of the logarithm of simulated memory on a card with labels of other steps; errors are
+0.5 to 6 % (docs/research/memory.md)."""
 KERNELS_REMARK = (
     "No model like this one was measured: memory is simulated, and step time is computed from the "
     "kernels."
@@ -354,28 +357,32 @@ class _Inquiry:
         unlike = output.outside[:, at] | ~np.isnan(output.labels_end[:, at])
         if not self._can_be_simulated:
             return np.zeros_like(unlike)
-        return unlike if self._has_memory_labels else np.ones_like(unlike)
+        return np.ones_like(unlike) if self._log_error is None else unlike
 
     @property
     def _can_be_simulated(self) -> bool:
         return self._trace.allocations is not None and card_of(self.card) is not None
 
     @property
-    def _has_memory_labels(self) -> bool:
+    def _log_error(self) -> float | None:
+        """Bound of the error of simulated memory; None without labels of the card's memory."""
         heads = self._trained.heads
-        return not isinstance(heads, Heads) or heads.has_labels_of("memory_mib")
+        is_labelled = not isinstance(heads, Heads) or heads.has_labels_of("memory_mib")
+        return Z90 * SIMULATED_ERROR if is_labelled else None
 
     def _simulated(self, batch_size: int, *, is_answer: bool) -> SimulatedMemory:
         """Return the simulated step; the device may be full if its memory is the answer."""
         loop = self._loop or loop_of(self._settings.optimizer)
-        limit_mib = limit_of_step_mib(self.card, self._phase) if is_answer else None
+        limit_mib = None
+        if is_answer:
+            limit_mib = limit_of_step_mib(self.card, self._phase, self._log_error)
         return memory_in(self._trace, loop, batch_size, limit_mib)
 
     def _simulated_memory(self, batch_size: int) -> MemoryInterval:
         """Return the memory of a process with the simulated step."""
         process_mib = process_memory_mib(self.card, self._phase)
         step = self._simulated(batch_size, is_answer=True)
-        return simulated_interval(process_mib + step.reserved_with_workspace_mib)
+        return simulated_interval(process_mib + step.reserved_with_workspace_mib, self._log_error)
 
     def _loop_factors(self, workloads: Sequence[Workload]) -> npt.NDArray[np.float64]:
         """Return the memory in the question's loop, relative to that of the labels, shape (n,).
@@ -412,16 +419,16 @@ class _Inquiry:
         at = output.metrics.index("memory_mib")
         medians_mib, heads = output.median[:, at], self._trained.heads
         is_simulated = self._is_simulated(output)
-        of_simulation = simulated_risk(medians_mib, capacity_mib)
-        if is_simulated.all():
-            return of_simulation
-        if isinstance(heads, Heads):
-            factors = self._loop_factors(workloads)
-            of_heads = heads.out_of_memory(workloads, capacity_mib / factors)
-        else:
-            gaps = np.log(medians_mib / (USABLE_SHARE * capacity_mib))
-            of_heads = _normal_cdf(gaps / output.log_std[:, at])  # of the logarithm
-        return np.where(is_simulated, of_simulation, of_heads)
+        if is_simulated.all() and self._log_error is None:
+            return simulated_risk(medians_mib, capacity_mib)
+        gaps = np.log(medians_mib / (USABLE_SHARE * capacity_mib))
+        normal = _normal_cdf(gaps / output.log_std[:, at])  # of the logarithm
+        if not isinstance(heads, Heads):
+            return normal
+        factors = self._loop_factors(workloads)
+        return np.where(
+            is_simulated, normal, heads.out_of_memory(workloads, capacity_mib / factors)
+        )
 
     def prediction(
         self, output: Predictions, row: int, risk: float | None, capacity: float | None
@@ -773,7 +780,7 @@ class _Inquiry:
         known = _LARGEST.setdefault(self._subject, {})
         key = (self._snapshot.id, self.device, self._phase, self._settings, self._loop)
         if key not in known:
-            if self._can_be_simulated and not self._has_memory_labels:
+            if self._can_be_simulated and self._log_error is None:
                 known[key] = largest_batch(self._simulated_memory, capacity_mib)
             else:
                 known[key] = largest_batch_of_many(self._memories, capacity_mib)

@@ -130,7 +130,8 @@ def largest_batch_of_many(
     """Return the same as `largest_batch` from few predictions of many batch sizes each.
 
     The search is repeated on memories that are interpolated where they are unknown. What it needed
-    is predicted together, until all of it is known.
+    is predicted together, until all of it is known. A batch surely fits if a larger one takes at
+    most half of the usable memory.
 
     Args:
         memories: Returns the memory of the step at each of several batch sizes.
@@ -138,10 +139,14 @@ def largest_batch_of_many(
     """
     known: dict[int, MemoryInterval] = {}
     unknown, largest = [*_FIRST_SIZES], 0
+    half_mib = USABLE_SHARE * capacity_mib / 2
 
     def memory(size: int) -> MemoryInterval:
         if size in known:
             return known[size]
+        for other, interval in known.items():
+            if other > size and interval.high_mib <= half_mib:
+                return interval
         unknown.append(size)
         return _interpolated(known, size)
 
@@ -163,9 +168,14 @@ def _interpolated(known: Mapping[int, MemoryInterval], size: int) -> MemoryInter
     return MemoryInterval(*(first + share * (value - first) for first, value in both))
 
 
-def simulated_interval(simulated_mib: float) -> MemoryInterval:
-    """Return the interval of the simulated memory of a step and its process."""
-    low, high = _simulation().interval()
+def simulated_interval(simulated_mib: float, log_error: float | None = None) -> MemoryInterval:
+    """Return the interval of a simulated memory.
+
+    Args:
+        simulated_mib: Memory of the step and its process.
+        log_error: Bound of the logarithm's error (default: the errors on unlabelled cards).
+    """
+    low, high = _simulation().interval() if log_error is None else (-log_error, log_error)
     return MemoryInterval(simulated_mib, simulated_mib * exp(low), simulated_mib * exp(high))
 
 
@@ -189,7 +199,7 @@ def _simulation() -> Calibration:
     return known_of_others()[0].memory
 
 
-def limit_of_step_mib(device: str, phase: Phase) -> float | None:
+def limit_of_step_mib(device: str, phase: Phase, log_error: float | None = None) -> float | None:
     """Return the memory beyond which a simulated step may not fit; None without a capacity.
 
     PyTorch's allocator returns unused segments before it runs out of memory, so a step that would
@@ -198,11 +208,12 @@ def limit_of_step_mib(device: str, phase: Phase) -> float | None:
     Args:
         device: Any name of the device.
         phase: Phase of the step.
+        log_error: As for `simulated_interval`.
     """
     capacity_mib = None if is_cpu_device(device) else memory_mib(device)
     if capacity_mib is None:
         return None
-    most_mib = USABLE_SHARE * capacity_mib / simulated_interval(1.0).high_mib
+    most_mib = USABLE_SHARE * capacity_mib / simulated_interval(1.0, log_error).high_mib
     return most_mib - process_memory_mib(device, phase)
 
 

@@ -189,13 +189,6 @@ def test_a_step_unlike_all_labels_takes_its_tensors_and_a_plain_process(card):
     assert beside_mib == pytest.approx(process_memory_mib(card, Phase.TRAIN), rel=0.05)
 
 
-def test_simulated_memory_has_one_interval_with_and_without_labels_of_the_card():
-    images = torch.rand(BATCH, 3, 64, 64)
-    a100, v100 = trappm.compare(small(), ("a100", "v100"), example_input=images, **SETTINGS)
-    bounds = [[end / one.memory_mib for end in one.intervals["memory_mib"]] for one in (a100, v100)]
-    assert bounds[0] == pytest.approx(bounds[1])
-
-
 def test_labels_of_others_are_predicted_without_the_excess_of_their_process():
     head = shipped_heads("a100-40gb")[Phase.TRAIN].heads.heads["memory_mib"]
     of_sheet = replace(head, excess=0.0)
