@@ -24,7 +24,7 @@ from trappm.cluster.ray_runtime import (
     ray_runtime,
     require_nodes,
 )
-from trappm.cluster.spec import CampaignSpec, runs_nothing
+from trappm.cluster.spec import ANY_GPU, CampaignSpec, runs_nothing
 from trappm.cluster.stop_rules import StopRules, deadline_passed
 from trappm.profiler.devices import meant_device, open_device
 from trappm.profiler.errors import CampaignError, InputError, TrappmError
@@ -98,6 +98,7 @@ def spec_faults(store: Store, spec: CampaignSpec, address: str | None) -> Iterat
     devices = spec.devices.keys
     checks: list[Callable[[], object]] = [
         *(partial(_check_device, device, address) for device in devices),
+        partial(_check_learner_device, spec.learner_device, address),
         partial(check_stop, spec),
         lambda: check_budget(spec, without_refused(pool_of(spec, store), store)),
         *(partial(_check_canary, spec, device) for device in devices),
@@ -122,6 +123,12 @@ def _check_device(device: str, address: str | None) -> None:
             f"no device {device!r}; did you mean {meant!r}? If it is a GPU of its own, first "
             f"start a node with the label {ACCELERATOR_LABEL}={device.upper()}"
         )
+
+
+def _check_learner_device(device: str | None, address: str | None) -> None:
+    """Raise InputError for a misspelt GPU of the learner, which only clusters give it."""
+    if device not in {None, ANY_GPU} and address is not None:
+        _check_device(str(device), address)
 
 
 def _check_canary(spec: CampaignSpec, device: str) -> None:

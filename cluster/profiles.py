@@ -7,13 +7,14 @@ measure make them, if there are any. A model that ends its worker costs its own 
 from __future__ import annotations
 
 import contextlib
+import platform
 import signal
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
-from trappm.cluster.ray_runtime import first_line, off_measuring_nodes
+from trappm.cluster.ray_runtime import can_run_elsewhere, first_line, off_measuring_nodes
 from trappm.profiler.errors import (
     CampaignError,
     InputError,
@@ -21,6 +22,7 @@ from trappm.profiler.errors import (
     is_of_this_machine,
     one_line,
 )
+from trappm.profiler.host.environment import Code, code_refusal, this_code
 from trappm.profiler.host.forks import forget_secrets
 from trappm.profiler.records import Configuration, size_text
 from trappm.profiler.records.trace import Trace
@@ -125,7 +127,8 @@ class TraceTasks:
     """Traces of steps as Ray tasks, each in a task of its own; inside `ray_runtime`.
 
     A task whose node or worker was lost is repeated, up to `MAX_LOSSES` times. After that its model
-    may be the cause, and only the next campaign traces it again.
+    may be the cause, and only the next campaign traces it again. Nodes with other code than this
+    process trace nothing.
 
     Args:
         keys: Steps to trace.
@@ -140,10 +143,10 @@ class TraceTasks:
         at_once: int | None = None,
         off_devices: Sequence[str] = (),
     ) -> None:
-        import ray
-
-        options = {"num_cpus": 1, "max_retries": 0, **off_measuring_nodes(off_devices)}
-        self._task: Any = ray.remote(**options)(_trace_to_bytes)
+        self._off_devices = off_devices
+        self._refused = set[str]()
+        """Ids of nodes with other code."""
+        self._task = self._made_task()
         self._waiting, self._at_once = deque(keys), at_once
         self._running = dict[Any, TraceKey]()
         self._losses = Counter[TraceKey]()
@@ -175,23 +178,29 @@ class TraceTasks:
         while self._running:
             yield from self.take(POLL_S)
 
+    def _made_task(self) -> Any:
+        import ray
+
+        place = off_measuring_nodes(self._off_devices, self._refused)
+        return ray.remote(num_cpus=1, max_retries=0, **place)(_with_same_code)
+
     def _begin(self) -> None:
         while self._waiting and (self._at_once is None or len(self._running) < self._at_once):
             key = self._waiting.popleft()
-            self._running[self._task.remote(key)] = key
+            self._running[self._task.remote(this_code(), _trace_to_bytes, key)] = key
 
     def _collect(self, reference: Any) -> Traced | None:
-        """Return a traced step; None if it is repeated, as its node or worker was lost.
+        """Return a traced step; None if it is repeated, as its node was lost or has other code.
 
         Raises:
-            CampaignError: The task itself failed, whatever the model.
+            CampaignError: The task itself failed, whatever the model, or all nodes have other code.
         """
         import ray
         from ray.exceptions import RayError, RayTaskError
 
         key = self._running.pop(reference)
         try:
-            data, is_final = ray.get(reference)
+            made = ray.get(reference)
         except RayTaskError as error:
             raise CampaignError(
                 f"the cluster traces no steps ({first_line(error)}); nothing made is lost, "
@@ -204,7 +213,41 @@ class TraceTasks:
                 return None
             why = f"tracing it ended {MAX_LOSSES} processes ({first_line(error)})"
             return Traced(key, Refusal(why), is_final=False)
+        if isinstance(made, _RefusedNode):
+            self._refuse(made)
+            self._waiting.append(key)
+            return None
+        data, is_final = made
         return Traced(key, entry_from_bytes(data), is_final)
+
+    def _refuse(self, node: _RefusedNode) -> None:
+        """Trace on other nodes from now on.
+
+        Raises:
+            CampaignError: There is no other node.
+        """
+        self._refused.add(node.id)
+        if not can_run_elsewhere(self._refused):
+            raise CampaignError(f"no node can trace: {node.why}")
+        self._task = self._made_task()
+
+
+class _RefusedNode(NamedTuple):
+    """A node that has other code than the campaign."""
+
+    id: str
+    why: str
+
+
+def _with_same_code(
+    code: Code, task: Callable[[TraceKey], tuple[bytes, bool]], key: TraceKey
+) -> tuple[bytes, bool] | _RefusedNode:
+    """Run a task if this node has the campaign's code."""
+    if (why := code_refusal(platform.node(), this_code(), code)) is not None:
+        import ray
+
+        return _RefusedNode(ray.get_runtime_context().get_node_id(), why)
+    return task(key)
 
 
 def _trace_to_bytes(key: TraceKey) -> tuple[bytes, bool]:

@@ -17,14 +17,14 @@ import sys
 import tempfile
 import threading
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from trappm.cluster.spec import runs_nothing
+from trappm.cluster.spec import ANY_GPU, runs_nothing
 from trappm.profiler.devices import local_devices
 from trappm.profiler.devices.base import rank_key
 from trappm.profiler.devices.catalogue import ray_labels
@@ -134,22 +134,45 @@ def on_node(node_id: str, *, or_elsewhere: bool = False) -> dict[str, Any]:
     return {"num_cpus": num_cpus, "scheduling_strategy": strategy}
 
 
-def memory_here(wanted_bytes: int) -> int:
-    """Return how much memory an actor on the caller's node may request: no more than it offers."""
-    (node,) = [node for node in _nodes() if node["NodeID"] == _this_node()]
-    return min(wanted_bytes, int(node["Resources"].get("memory", wanted_bytes)))
+def learner_options(device: str | None, memory_bytes: int) -> dict[str, Any]:
+    """Return Ray options that put a learner on the caller's node, or on one that has a GPU for it.
+
+    Args:
+        device: Key of the GPU, `ANY_GPU`, or None for the caller's node.
+        memory_bytes: Memory that it needs; it requests no more than such a node offers.
+    """
+    if device is None:
+        nodes, options = [n for n in _nodes() if n["NodeID"] == _this_node()], here()
+    else:
+        place = Placement({}, gpus=1) if device == ANY_GPU else placement(device)
+        nodes, options = [n for n in _nodes() if place.room([n])], place.options
+    offers = [int(node["Resources"].get("memory", memory_bytes)) for node in nodes]
+    return {**options, "memory": min(memory_bytes, max(offers, default=memory_bytes))}
 
 
-def off_measuring_nodes(devices: Sequence[str]) -> dict[str, Any]:
+def off_measuring_nodes(devices: Sequence[str], refused: Collection[str] = ()) -> dict[str, Any]:
     """Return Ray options that keep a task of one core off nodes with these devices, if it can.
 
     It would disturb measurements there, and make an autoscaler start a GPU node. Nodes that join
-    later are taken, too, and where no others are, the task runs on any node.
+    later are taken, too, and where no others are, the task runs on any node that is not refused.
+
+    Args:
+        devices: Keys of devices.
+        refused: Ids of nodes that cannot run the task.
     """
+    anywhere = {NODE_LABEL: f"!in({','.join(sorted(refused))})"} if refused else {}
     elsewhere = {name: f"!in({','.join(values)})" for name, values in _measuring(devices).items()}
     if not elsewhere:
-        return {}
-    return {"label_selector": elsewhere, "fallback_strategy": [{"label_selector": {}}]}
+        return {"label_selector": anywhere} if anywhere else {}
+    return {
+        "label_selector": elsewhere | anywhere,
+        "fallback_strategy": [{"label_selector": anywhere}],
+    }
+
+
+def can_run_elsewhere(refused: Collection[str]) -> bool:
+    """Return whether a node that is not refused has a core."""
+    return any(n["NodeID"] not in refused and n["Resources"].get("CPU", 0) >= 1 for n in _nodes())
 
 
 def has_other_nodes(devices: Sequence[str]) -> bool:

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 ALL = "all"
 """Strategy of a campaign that measures its whole pool."""
+ANY_GPU = "gpu"
+"""Device of a learner that takes a GPU of any kind."""
 LEAST_TRAINING_LABELS = 4
 """A device with fewer training labels gets no heads."""
 _PRESETS = resources.files("trappm.cluster") / "presets"
@@ -193,6 +195,9 @@ class CampaignSpec(CampaignBudget):
     """Share of the configurations whose power is measured (default: the protocol's)."""
     learner: str = "laptop"
     """Preset of encoder and heads."""
+    learner_device: DeviceKey | None = None
+    """GPU that the learner reserves on a cluster, such as `a100`, or `gpu` for any; it computes on
+    that node's cores (default: none, it runs next to the campaign)."""
     strategy: str = "ours"
     """Acquisition strategy; `all` measures the whole pool on one device, without a budget."""
     cost: bool = False
@@ -257,6 +262,13 @@ class CampaignSpec(CampaignBudget):
             raise ValueError(
                 f"devices: {' and '.join(self.devices.keys)} would wait for each other's GPUs; "
                 "measure them in two campaigns"
+            )
+        if (device := self.learner_device) is not None and (
+            is_cpu_device(device) or runs_nothing(device) or rank_key(device).ranks > 1
+        ):
+            raise ValueError(
+                f"learner_device: {device} is not a GPU; name one such as a100, take gpu for any, "
+                "or leave it out"
             )
         if self.initial.source < LEAST_TRAINING_LABELS:
             raise ValueError(

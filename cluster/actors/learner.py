@@ -6,6 +6,7 @@ Import this module inside `with ray_runtime(...)` only (see there).
 from __future__ import annotations
 
 import os
+import platform
 import resource
 import time
 from collections.abc import Callable
@@ -15,9 +16,10 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from trappm.cluster.learning.campaign_learner import CampaignLearner
-from trappm.cluster.ray_runtime import first_line, here, memory_here
+from trappm.cluster.ray_runtime import first_line, last_line, learner_options
 from trappm.profiler.errors import CampaignError, TrappmError
 from trappm.profiler.host import procfs
+from trappm.profiler.host.environment import Code, code_refusal, this_code
 
 START_S = 60.0
 """Seconds after which a learner that has not started is waiting for memory."""
@@ -57,6 +59,8 @@ class LearnerHandle:
         labels: Number of labels that the campaign is to have, which determines the memory that the
             actor requests. Learners that do not fit into their node's memory together start one
             after the other.
+        device: GPU that it reserves on any node, which it computes on the cores of; None: the
+            caller's node, without one.
         learner: Class of the actor.
         arguments: Arguments of that class.
     """
@@ -66,6 +70,7 @@ class LearnerHandle:
         *,
         tell: Callable[[str], None],
         labels: int,
+        device: str | None = None,
         learner: type[Any] = CampaignLearner,
         **arguments: Any,
     ) -> None:
@@ -74,7 +79,8 @@ class LearnerHandle:
         """Result of the last call that has ended."""
         self._class = ray.remote(concurrency_groups={"progress": 1})(limited(learner))
         self._arguments = arguments
-        self._memory_bytes = memory_here(BASE_BYTES + LABEL_BYTES * labels)
+        self._device = device
+        self._memory_bytes = BASE_BYTES + LABEL_BYTES * labels
         self._is_new: bool
         """True if the process has not been given its state yet."""
         self._has_started: bool
@@ -102,7 +108,8 @@ class LearnerHandle:
         try:
             self.result = ray.get(self._reference)
         except RayActorError as error:
-            self._repeat(first_line(error), error)
+            why = last_line(error) if error.actor_init_failed else first_line(error)
+            self._repeat(why, error)
             return False
         except RayTaskError as error:
             if isinstance(error.cause, TrappmError):
@@ -131,16 +138,19 @@ class LearnerHandle:
             self._ask_progress()
         elif not self._has_started and time.monotonic() - self._started_at > START_S:
             self._has_started = True
+            gpu = "" if self._device is None else f"a GPU ({self._device}) and "
             self.tell(
-                "the learner has not started yet: it waits for "
-                f"{self._memory_bytes / (1 << 30):.1f} GiB of its node's memory, which other "
+                f"the learner has not started yet: it waits for {gpu}"
+                f"{self._options['memory'] / (1 << 30):.1f} GiB of its node's memory, which other "
                 "campaigns may have"
             )
         return self._progress
 
     def _start(self) -> None:
-        options = {**here(), "memory": self._memory_bytes, "runtime_env": {"env_vars": THREADS}}
-        self._actor = self._class.options(**options).remote(**self._arguments)
+        self._options = learner_options(self._device, self._memory_bytes)
+        environment = {"env_vars": THREADS}
+        actor = self._class.options(**self._options, runtime_env=environment)
+        self._actor = actor.remote(this_code(), **self._arguments)
         self._is_new = True
         self._has_started = False
         self._started_at = time.monotonic()
@@ -176,9 +186,14 @@ class LearnerHandle:
 
 
 def limited(learner: type[Any]) -> type[Any]:
-    """Return a class whose instances limit the memory of their process to `LIMIT_SHARE`."""
+    """Return a class whose instances limit the memory of their process to `LIMIT_SHARE`.
 
-    def begin(self: Any, **arguments: Any) -> None:
+    They take the campaign's code first, and refuse to work on a node with other code.
+    """
+
+    def begin(self: Any, code: Code, **arguments: Any) -> None:
+        if refusal := code_refusal(platform.node(), this_code(), code):
+            raise CampaignError(refusal)
         limit = int(LIMIT_SHARE * procfs.allowed_memory_mib() * 2**20)
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (limit if hard < 0 else min(limit, hard), hard))

@@ -34,7 +34,7 @@ from trappm.cluster.ray_runtime import (
     placement,
 )
 from trappm.profiler.errors import DeviceError, one_line
-from trappm.profiler.host.environment import code_digest
+from trappm.profiler.host.environment import code_refusal, this_code
 from trappm.profiler.records import Configuration, Measurement, is_cpu_device
 from trappm.profiler.records import Protocol as MeasuringProtocol
 from trappm.profiler.trace_cache import TraceKey
@@ -84,11 +84,12 @@ class ProfilerActor:
         The `refusal` is the reason if it cannot measure here.
         """
         from trappm.profiler.devices import open_device
-        from trappm.profiler.host.environment import code_digest, stack_fingerprint
+        from trappm.profiler.host.environment import stack_fingerprint, this_code
 
         facts = {
-            "code": code_digest(),
+            "code": this_code(),
             "host": ray.get_runtime_context().get_node_id(),
+            "host_name": platform.node(),
             "process": this_process(),
             "gpus": [str(gpu) for gpu in ray.get_gpu_ids()],
         }
@@ -299,12 +300,9 @@ class ProfilerPool:
             del self._joining[reference]
             self._note_failed_start(profiler.device, error)
             return
-        if facts["code"] != code_digest():
-            facts["refusal"] = (
-                f"host {facts['host'][:8]} has another version of TraPPM than this campaign; "
-                "install the same on every node, or give it to Ray as runtime_env"
-            )
-        if refusal := facts.get("refusal"):
+        name = facts.get("host_name", facts["host"])  # earlier versions report neither
+        refusal = code_refusal(name, facts.get("code"), this_code()) or facts.get("refusal")
+        if refusal:
             if not self.may_grow:
                 raise DeviceError(refusal)
             del self._joining[reference]

@@ -118,9 +118,14 @@ class CampaignActor:
         )
 
     def _learner(self) -> LearnerHandle:
+        device = self.spec.learner_device
+        if device is not None and not self.may_grow:
+            self._note("learner", f"learner_device {device}: not used on a single machine")
+            device = None
         return LearnerHandle(
             tell=partial(self._note, "learner"),
             labels=self.spec.total,
+            device=device,
             preset=self.spec.learner,
             strategy=self.spec.learner_strategy,
             cost=self.spec.cost,

@@ -126,9 +126,21 @@ def stack_facts(environment: Mapping[str, Any]) -> dict[str, Any]:
     return {name: fact for name, fact in facts.items() if fact is not None and fact != {}}
 
 
+class Code(NamedTuple):
+    """TraPPM's code in a process."""
+
+    digest: str
+    """Hash of the contents of all modules, however they were installed."""
+    version: str | None
+    """Installed version, which edited code shares with the original."""
+
+    def __str__(self) -> str:
+        return f"TraPPM {self.version or 'of unknown version'} (code {self.digest[:8]})"
+
+
 @cache
-def code_digest() -> str:
-    """Return a hash of this TraPPM's code, by which processes on other hosts know the same one."""
+def this_code() -> Code:
+    """Return the code of this process."""
     package, digest = Path(__file__).parents[2], hashlib.sha256()
     files = (
         Path(folder, name)
@@ -138,7 +150,23 @@ def code_digest() -> str:
     )
     for path in sorted(files):
         digest.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()[:16]
+    return Code(digest.hexdigest()[:16], _version("trappm"))
+
+
+def code_refusal(host: str, code: Code | None, wanted: Code) -> str | None:
+    """Return why a host with other code than wanted is refused, or None if it has the same.
+
+    Args:
+        host: Name of the host.
+        code: Its code; None if its version cannot report that yet.
+        wanted: Code of the campaign.
+    """
+    if code is not None and code.digest == wanted.digest:
+        return None
+    return (
+        f"host {host} has {code or 'an earlier TraPPM'}, the campaign has {wanted}; install the "
+        "same TraPPM on every node, or pass it to Ray as runtime_env"
+    )
 
 
 def stack_fingerprint(environment: Mapping[str, Any]) -> str:

@@ -33,6 +33,8 @@ from emulated_cluster import (
     first_after,
     launch,
     mark,
+    marked,
+    other_code,
     play,
     processes,
     spec,
@@ -49,9 +51,12 @@ from ownership_scenarios import (
 
 import trappm.cluster.actors.profiler_pool
 from trappm.cluster import profiles, ray_runtime
+from trappm.cluster.actors import learner as learner_actor
 from trappm.cluster.actors.learner import LearnerHandle
 from trappm.cluster.campaign.ownership import runs
 from trappm.cluster.launch import order_stop
+from trappm.profiler.errors import CampaignError
+from trappm.profiler.host.environment import this_code
 from trappm.profiler.records import QUICK
 from trappm.profiler.trace_cache import Refusal, TraceKey, entry_to_bytes
 from trappm.reports.campaign_facts import live_state
@@ -158,9 +163,87 @@ def node_out_of_order(url):
 
 
 def node_of_another_version(url):
-    with emulated(NODES) as made:
+    with emulated([*NODES, ("A100", 1)]) as made:
         mark(made.measuring[1], "has another version")
+        mark(made.measuring[3], "has an earlier version")
         return play(url, spec(60))
+
+
+def traced_by_the_same_version(url):
+    """Of two nodes that trace, one has another version, and later both have."""
+
+    def where(key):
+        return entry_to_bytes(Refusal(ray.get_runtime_context().get_node_id())), True
+
+    def with_same_code(code, task, key):
+        if marked("has another version"):
+            profiles.this_code = other_code
+        return profiles._with_same_code(code, task, key)
+
+    keys, error = [TraceKey("test_resnet", size) for size in range(12)], None
+    with (
+        emulated([], head_cores=0) as made,
+        mock.patch.dict(vars(profiles), _trace_to_bytes=where, _with_same_code=with_same_code),
+    ):
+        good, other = add(made, None, 0), add(made, None, 0)
+        mark(other, "has another version")
+        traced = list(profiles.TraceTasks(keys))
+        mark(good, "has another version")
+        try:
+            list(profiles.TraceTasks(keys))
+        except CampaignError as refused:
+            error = str(refused)
+        hosts = {one.refusal == good.node_id for one in traced}
+        return {"count": len(traced), "on_good": hosts == {True}, "error": error}
+
+
+def learner_on_a_gpu(url):
+    """A learner has a GPU of the V100 node, is killed there, and is placed there again."""
+
+    class Learner(MadeUpLearner):
+        def where(self):
+            context = ray.get_runtime_context()
+            return context.get_node_id(), ray.get_gpu_ids(), os.getpid()
+
+    def asked(learner):
+        learner.begin("where")
+        wait_until(lambda: learner.wait(0.5))
+        return learner.result
+
+    messages = []
+    with emulated(NODES) as made:
+        learner = LearnerHandle(
+            tell=messages.append, labels=60, device="v100", learner=Learner, dies_once=None
+        )
+        node, gpus, pid = asked(learner)
+        os.kill(pid, signal.SIGKILL)
+        again, gpus_again, _ = asked(learner)
+        free = ray.available_resources()["GPU"]
+        learner.close()
+        wait_until(lambda: ray.available_resources().get("GPU", 0) == 4)
+        return {
+            "on_node": [node, again] == 2 * [made.measuring[2].node_id],
+            "gpus": [len(gpus), len(gpus_again)], "free": free, "messages": messages,
+        }  # fmt: skip
+
+
+def learner_of_another_version(url):
+    """The only node with a GPU for the learner has other code than the campaign."""
+    campaign = os.getpid()
+
+    def code():
+        return other_code() if os.getpid() == campaign else this_code()
+
+    with emulated([("V100", 1)]), mock.patch.dict(vars(learner_actor), this_code=code):
+        learner = LearnerHandle(
+            tell=print, labels=60, device="gpu", learner=MadeUpLearner, dies_once=None
+        )
+        learner.begin("choose", None)
+        try:
+            wait_until(lambda: learner.wait(0.5))
+        except CampaignError as error:
+            return {"error": str(error)}
+    return {"error": None}
 
 
 def node_lost(url):
@@ -303,7 +386,8 @@ def two_campaigns(url):
 SCENARIOS = {f.__name__: f for f in (
     calm, steps_traced, nodes_that_trace_replaced, node_comes_late, autoscaled_from_nothing,
     autoscaled_with_a_broken_node, node_out_of_order,
-    node_of_another_version, node_lost, worker_frozen, learner_killed,
+    node_of_another_version, traced_by_the_same_version, learner_on_a_gpu,
+    learner_of_another_version, node_lost, worker_frozen, learner_killed,
     campaign_killed, campaign_node_lost, campaign_node_lost_with_postgresql, gpus_while_tracing,
     paused_and_resumed_at_once, two_campaigns, database_away, restarted_during_an_outage, two_hosts,
 )}  # fmt: skip

@@ -53,7 +53,7 @@ from trappm.cluster.campaign.progress import Follower  # noqa: E402
 from trappm.cluster.profiles import Traced  # noqa: E402
 from trappm.cluster.ray_runtime import ACCELERATOR_LABEL, NAMESPACE  # noqa: E402
 from trappm.cluster.spec import CampaignSpec  # noqa: E402
-from trappm.profiler.host.environment import code_digest  # noqa: E402
+from trappm.profiler.host.environment import Code, this_code  # noqa: E402
 from trappm.store import Home, Patience, Store  # noqa: E402
 
 A100, V100 = "simulated:a100", "simulated:v100"
@@ -96,6 +96,11 @@ def mark(node, what):
     Path(os.environ["TRAPPM_HOME"], f"{node.node_id} {what}").touch()
 
 
+def other_code():
+    """Return code that is not this one's."""
+    return Code("0123456789abcdef", "0.2.9")
+
+
 class MadeUpProfiler:
     """Measures nothing, and answers after `MEASURE_S` seconds."""
 
@@ -111,14 +116,16 @@ class MadeUpProfiler:
         host = ray.get_runtime_context().get_node_id()
         if Path(os.environ["TRAPPM_HOME"], host).exists() or is_to_break(host, self._device):
             return {
-                "host": host, "code": code_digest(),
+                "host": host, "code": this_code(),
                 "refusal": f"host {host}: its driver is out of order",
             }  # fmt: skip
         gpus = [str(gpu) for gpu in ray.get_gpu_ids()]
-        return {
+        facts = {
             "host": host, "gpus": gpus, "fingerprint": "stack", "process": this_process(),
-            "code": "another" if marked("has another version") else code_digest(),
         }  # fmt: skip
+        if marked("has an earlier version"):  # which does not report its code
+            return facts
+        return facts | {"code": other_code() if marked("has another version") else this_code()}
 
     def measure(self, configuration, protocol, attempt_key):
         time.sleep(float(os.environ.get("MEASURE_S", "0")))

@@ -76,12 +76,14 @@ def cluster(tmp_path):
 
 def test_a_campaign_outlives_the_job_that_launched_it(cluster, tmp_path):
     environment, address = cluster
-    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(PLAN))
+    sent = tmp_path / "sent"  # to the cluster, as from a machine that shares no disk with it
+    sent.mkdir()
+    (sent / "tiny.yaml").write_text(yaml.safe_dump(PLAN))
     deadline = time.monotonic() + 240
     while True:
         submitted = subprocess.run(
-            [RAY, "job", "submit", "--address", address, "--", "trappm", "campaign", "launch",
-             str(tmp_path / "tiny.yaml"), "--address", "auto", "--detach"],
+            [RAY, "job", "submit", "--address", address, "--working-dir", str(sent), "--",
+             "trappm", "campaign", "launch", "tiny.yaml", "--address", "auto", "--detach"],
             env=environment, capture_output=True, text=True, check=False, timeout=240,
         )  # fmt: skip
         if "No available agent" not in submitted.stderr or time.monotonic() > deadline:

@@ -9,13 +9,14 @@ PROGRAM = """
 import numpy as np
 from trappm.cluster.actors.learner import limited
 from trappm.profiler.host import procfs
+from trappm.profiler.host.environment import this_code
 
 class Learner:
     def __init__(self, labels):
         self.labels = labels
 
 procfs.allowed_memory_mib = lambda: 3000.0
-learner = limited(Learner)(labels=5)
+learner = limited(Learner)(this_code(), labels=5)
 few = np.ones(1 << 20)
 try:
     np.empty(4 << 30)

@@ -10,7 +10,9 @@ from trappm.cluster.ray_runtime import (
     ACCELERATOR_LABEL,
     CPU_LABEL,
     NODE_LABEL,
+    can_run_elsewhere,
     has_other_nodes,
+    learner_options,
     off_measuring_nodes,
     placement,
 )
@@ -89,3 +91,31 @@ def test_traces_of_a_pool_avoid_all_gpus(monkeypatch):
     assert off_measuring_nodes([])["label_selector"] == {ACCELERATOR_LABEL: "!in(A100)"}
     monkeypatch.setattr(ray_runtime, "_nodes", lambda: [HEAD])
     assert off_measuring_nodes([]) == {}
+
+
+def test_a_learner_is_put_next_to_the_campaign_or_on_a_gpu(monkeypatch):
+    head, gpu = ({**node, "Resources": {**node["Resources"], "memory": memory}}
+                 for node, memory in ((HEAD, 4 << 30), (GPU, 64 << 30)))  # fmt: skip
+    monkeypatch.setattr(ray_runtime, "_nodes", lambda: [head, gpu])
+    this_node = "ab" * 28
+    head["NodeID"] = this_node
+    monkeypatch.setattr(ray_runtime, "_this_node", lambda: this_node)
+    beside = learner_options(None, 8 << 30)
+    assert beside["scheduling_strategy"].node_id == this_node
+    assert (beside.get("num_gpus"), beside["memory"]) == (None, 4 << 30)
+    for device, selector in (("a100", {ACCELERATOR_LABEL: "A100"}), ("gpu", {})):
+        assert learner_options(device, 8 << 30) == {
+            "num_gpus": 1, "num_cpus": 0, "label_selector": selector, "memory": 8 << 30,
+        }  # fmt: skip
+    later = learner_options("h100", 8 << 30)  # an autoscaler may start such a node
+    assert (later["num_gpus"], later["memory"]) == (1, 8 << 30)
+
+
+def test_nodes_that_are_refused_trace_nothing(monkeypatch):
+    monkeypatch.setattr(ray_runtime, "_nodes", lambda: [HEAD, GPU])
+    options = off_measuring_nodes(["a100"], ["second", "head"])
+    without = {NODE_LABEL: "!in(head,second)"}
+    assert options["label_selector"] == {ACCELERATOR_LABEL: "!in(A100)"} | without
+    assert options["fallback_strategy"] == [{"label_selector": without}]
+    assert can_run_elsewhere(["head"])
+    assert not can_run_elsewhere(["head", "gpu"])

@@ -78,9 +78,32 @@ def test_a_node_with_another_version_of_trappm_is_refused(play):
     report = play("node_of_another_version")
     assert is_whole(report)
     assert report["hosts"] == 2
-    (message,) = [message for kind, message in report["events"] if kind == "node"]
-    assert "another version of TraPPM" in message
-    assert "runtime_env" in message
+    messages = [message for kind, message in report["events"] if kind == "node"]
+    assert len(messages) == 2
+    assert all("the campaign has TraPPM " in m and "as runtime_env" in m for m in messages)
+    assert any("has TraPPM 0.2.9 (code 01234567)" in message for message in messages)
+    assert any("has an earlier TraPPM" in message for message in messages)
+
+
+def test_nodes_with_another_version_of_trappm_trace_nothing(play):
+    report = play("traced_by_the_same_version")
+    assert (report["count"], report["on_good"]) == (12, True)
+    assert report["error"].startswith("no node can trace: host ")
+    assert "has TraPPM 0.2.9 (code 01234567), the campaign has TraPPM " in report["error"]
+
+
+def test_a_learner_has_a_gpu_if_the_file_says_so(play):
+    report = play("learner_on_a_gpu")
+    (message,) = report.pop("messages")
+    assert report == {"on_node": True, "gpus": [1, 1], "free": 3}
+    assert message.startswith("the learner crashed in where")
+
+
+def test_a_learner_refuses_a_node_with_another_version_of_trappm(play):
+    report = play("learner_of_another_version")
+    assert "the learner crashed 3 times" in report["error"]
+    assert "the campaign has TraPPM 0.2.9 (code 01234567)" in report["error"]
+    assert "as runtime_env" in report["error"]
 
 
 def test_an_autoscaler_starts_nodes_of_the_kinds_that_are_needed_and_ends_them(play):

@@ -38,6 +38,29 @@ from trappm.profiler.trace_cache import Refusal, TraceKey
 from trappm.store import CampaignState, Store
 
 
+def test_figures_of_a_campaign_agree_with_its_store(store):
+    counted, shown = Counter(), {}
+
+    def metric(name, device, value):
+        if name in {"labels", "failures", "losses"}:
+            counted[name, device] += value
+        else:
+            shown.setdefault((name, device), []).append(value)
+
+    run = campaign(store, FakeWorkers(faults={2: "lost", 5: "error"}))
+    run.metric = metric
+    run.run()
+    faults = {name: sum(n for (kind, _), n in counted.items() if kind == name)
+              for name in ("losses", "failures")}  # fmt: skip
+    assert faults == {"losses": 1, "failures": 1}
+    for device, labels in labels_by_device(store, run.id).items():
+        assert counted["labels", device] == labels
+        assert max(shown["queue", device]) >= 1
+        assert shown["queue", device][-1] == 0
+        assert set(shown["workers", device]) <= {0, 1}
+        assert set(shown["busy_share", device]) <= {0.0, 1.0}
+
+
 def test_a_campaign_measures_its_budget_once_and_publishes(store, new_store):
     workers, learner = FakeWorkers(), FakeLearner()
     run = campaign(store, workers, learner)

@@ -154,6 +154,8 @@ def test_the_transformers_pool_covers_all_options_and_several_models_per_family(
         ({"evaluation": {"source": 2, "tarket": 2}}, "did you mean 'target'"),
         ({"devices": {"source": "cpu-2t", "target": "cpu-2t"}}, "source and target are the same"),
         ({"learner": "paper", "strategy": "uncertainty"}, "take learner: paper-ensemble"),
+        ({"learner_device": "cpu-2t"}, "learner_device: cpu-2t is not a GPU"),
+        ({"learner_device": "simulated:a100"}, "take gpu for any"),
         ({"devices": {"source": "cpu-2t"}}, "names no target"),
         ({"initial": {"source": 1, "target": 2}}, "4 or more"),
         ({"protocol": "quik"}, "quik"),
