@@ -143,10 +143,10 @@ def told_by(address, environment):
 def test_a_trace_that_kills_its_worker_affects_itself_only(told_by):
     report = told_by(CRASHES)
     unknown = report.pop("test_no_such at 64 px")
-    assert report == {
-        "test_resnet at 64 px": [True, None, True],
-        "test_resnet at 64 px, amp-fp16": [False, "tracing it ended the process", False],
-    }
+    has_graph, refusal, is_final = report.pop("test_resnet at 64 px, amp-fp16")
+    assert (has_graph, is_final) == (False, False)
+    assert refusal.startswith("tracing it ended 3 processes (")
+    assert report == {"test_resnet at 64 px": [True, None, True]}
     assert (unknown[0], unknown[2]) == (False, True)
     assert "test_no_such" in unknown[1]
 
