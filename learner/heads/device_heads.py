@@ -8,8 +8,8 @@ Step time and power use terms of the graph (`graph_prior`) where most labels hav
 power on CPUs. Heads serve training and inference: the phase is part of a workload. The preset
 `paper` has TraPPM's networks instead (`learner.heads.network_heads`), which know no physics.
 
-Heads of a device are trained in parallel, one thread with one core each: matrix products and
-XGBoost release the global interpreter lock (docs/research/design_notes.md).
+Heads of a device are trained in parallel, one thread with one core each: matrix products release
+the global interpreter lock (docs/research/design_notes.md).
 """
 
 from __future__ import annotations

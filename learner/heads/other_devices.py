@@ -33,7 +33,7 @@ from trappm.learner.physics.kernel_times import starting_constants
 from trappm.learner.physics.memory_prior import MemoryPrior
 from trappm.learner.physics.prior import Prior
 from trappm.learner.physics.step_time_prior import StepTimePrior
-from trappm.learner.residual.residual import Residual
+from trappm.learner.residual import Residual
 from trappm.learner.stats.calibration import Calibration
 from trappm.profiler.devices.catalogue import most_similar, read_name
 from trappm.profiler.records import MemoryFormat, Optimizer, Phase, Precision, StepSettings
@@ -181,6 +181,5 @@ def head_of(prior: Prior, errors: Calibration) -> Head[Prior]:
     """A head without residual, of these errors of the logarithm."""
     low, high = errors.interval()
     deviation = (high - low) / (2 * Z90)
-    weights = {"process": 0.0, "trees": 0.0}
-    residual = Residual(sum(prior.feature_groups), None, None, weights, deviation)
+    residual = Residual(sum(prior.feature_groups), None, 0.0, deviation)
     return Head(prior, residual, Calibration(errors.quantiles / deviation), None)

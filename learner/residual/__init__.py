@@ -1,1 +1,0 @@
-"""Residual models of priors: a Gaussian process and boosted trees combined."""
