@@ -33,7 +33,7 @@ from trappm.learner.paper.encoder import Encoder, make_encoder
 from trappm.learner.paper.presets import preset_named
 from trappm.learner.physics.device_specs import CPU, known_spec
 from trappm.learner.physics.devices.known_devices import KnownDevices, known_devices
-from trappm.learner.physics.step_time_prior import StepTimePrior
+from trappm.learner.physics.step_time import StepTimePrior
 from trappm.learner.snapshots.compiled_ratios import compiled_ratios
 from trappm.learner.snapshots.registry import LATEST, Registry
 from trappm.learner.snapshots.regressions import promote

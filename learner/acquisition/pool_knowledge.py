@@ -20,7 +20,7 @@ from trappm.learner.heads.metric_head import OF_KERNELS, starting_prior
 from trappm.learner.physics.device_specs import DeviceSpec
 from trappm.learner.physics.devices.known_devices import KnownDevices
 from trappm.learner.physics.prior import Prior
-from trappm.learner.physics.step_time_prior import StepTimePrior
+from trappm.learner.physics.step_time import StepTimePrior
 from trappm.learner.workload import Array, BoolArray, FloatArray, IntArray, Workload
 
 METRICS = ("step_time_ms", "memory_mib", "power_w")

@@ -1,6 +1,6 @@
 """Heads of a device: one per metric, each with prior, residual and calibrated interval.
 
-    step time   simulated kernels (`step_time_prior`), on CPUs a sum over the kernels
+    step time   simulated kernels (`step_time`), on CPUs a sum over the kernels
     memory      simulated step (`memory_prior`), on CPUs live tensors and layers (`cpu`)
     power       energies of the kernels over their simulated time (`power_prior`)
 
@@ -43,7 +43,7 @@ from trappm.learner.physics.graph_prior import GraphPrior
 from trappm.learner.physics.memory_prior import MemoryPrior
 from trappm.learner.physics.power.power_prior import PowerPrior
 from trappm.learner.physics.prior import Prior
-from trappm.learner.physics.step_time_prior import StepTimePrior
+from trappm.learner.physics.step_time import StepTimePrior
 from trappm.learner.workload import Array, Workload
 from trappm.profiler.devices.catalogue import USABLE_SHARE, process_memory_mib
 from trappm.profiler.errors import InputError

@@ -24,7 +24,7 @@ from trappm.learner.physics.device_specs import CPU, DeviceSpec
 from trappm.learner.physics.graph_prior import GraphPrior
 from trappm.learner.physics.memory_prior import MemoryPrior
 from trappm.learner.physics.prior import Prior
-from trappm.learner.physics.step_time_prior import StepTimePrior
+from trappm.learner.physics.step_time import StepTimePrior
 from trappm.learner.residual import CAUTION, FOLDS, Residual, fit_residual
 from trappm.learner.stats.calibration import (
     Calibration,

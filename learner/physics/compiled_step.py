@@ -20,9 +20,16 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from trappm.learner.physics.device_specs import spec_of
-from trappm.learner.physics.kernel_terms import PASSES, PRODUCTS, terms_of
-from trappm.learner.physics.kernel_times import LEAST_MS, SHARPNESS, Lookup, times_of
-from trappm.learner.physics.step_time_prior import StepTimePrior
+from trappm.learner.physics.step_time import (
+    LEAST_MS,
+    PASSES,
+    PRODUCTS,
+    SHARPNESS,
+    Lookup,
+    StepTimePrior,
+    terms_of,
+    times_of,
+)
 from trappm.learner.workload import Array, Workload
 from trappm.profiler.records import Phase
 from trappm.profiler.records.kernels import KernelKind

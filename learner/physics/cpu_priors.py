@@ -34,10 +34,10 @@ from trappm.learner.physics.graph_prior import (
     settings_and_operators,
 )
 from trappm.learner.physics.graph_prior import PRODUCTS as GRAPH_PRODUCTS
-from trappm.learner.physics.kernel_terms import BYTES_PER_PARAMETER, PRODUCTS
 from trappm.learner.physics.memory_prior import MemoryPrior
 from trappm.learner.physics.prior import PriorSpec, TermPrior
 from trappm.learner.physics.step_memory import amp_factor, step_memory
+from trappm.learner.physics.step_time import BYTES_PER_PARAMETER, PRODUCTS
 from trappm.learner.workload import Array, Workload, cached_with_first
 from trappm.profiler.errors import InputError
 from trappm.profiler.graphs.nodes import BYTES_PER_ELEMENT

@@ -28,8 +28,8 @@ from trappm.learner.heads.predictions import DeviceHeads, Predictions, TrainedHe
 from trappm.learner.paper.presets import EncoderPreset, HeadPreset, LearnerPreset
 from trappm.learner.physics import graph_prior
 from trappm.learner.physics.device_specs import CPU, known_spec
-from trappm.learner.physics.kernel_times import GROUPS, SHARE_GROUPS
 from trappm.learner.physics.memory_prior import FEATURE_GROUPS
+from trappm.learner.physics.step_time import GROUPS, SHARE_GROUPS
 from trappm.learner.snapshots.manifest import (
     FORMAT,
     FORMAT_VERSION,

@@ -28,7 +28,7 @@ from trappm.learner.physics.compiled_step import (
     part_times,
     save_reference,
 )
-from trappm.learner.physics.step_time_prior import StepTimePrior
+from trappm.learner.physics.step_time import StepTimePrior
 from trappm.learner.workload import Workload
 from trappm.profiler.models.families import family_of
 from trappm.profiler.models.zoo import current_name

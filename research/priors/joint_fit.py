@@ -21,23 +21,27 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from trappm.learner.physics.device_fit import (
+from trappm.learner.physics.device_specs import DeviceSpec
+from trappm.learner.physics.devices.known_devices import FILE
+from trappm.learner.physics.step_time import (
     CALM_STEPS,
     CHANGES,
     ITERATIONS,
     LEAST_GAIN,
+    MANY_LABELS,
     MOST_DAMPING,
     ROUNDS,
+    StepTimePrior,
+    Terms,
+    chunks_of,
+    group_rows,
+    linear,
+    log_times,
     noise_scale,
     normal_variances,
     spread_factor,
     student_loss,
 )
-from trappm.learner.physics.device_specs import DeviceSpec
-from trappm.learner.physics.devices.known_devices import FILE
-from trappm.learner.physics.kernel_terms import Terms
-from trappm.learner.physics.kernel_times import chunks_of, group_rows, linear, log_times
-from trappm.learner.physics.step_time_prior import MANY_LABELS, StepTimePrior
 from trappm.learner.workload import Array, BoolArray, Workload
 
 LEARNED_FROM = (

@@ -32,9 +32,7 @@ from trappm.extensions.parallel.step_work import traced_work
 from trappm.extensions.transformers.model_heads import KNOWN, TransformerTimes
 from trappm.learner.heads.other_devices import known_of_others
 from trappm.learner.physics.device_specs import DeviceSpec, spec_of
-from trappm.learner.physics.kernel_terms import Terms, terms_of
-from trappm.learner.physics.kernel_times import Lookup, times_of
-from trappm.learner.physics.step_time_prior import StepTimePrior
+from trappm.learner.physics.step_time import Lookup, StepTimePrior, Terms, terms_of, times_of
 from trappm.learner.workload import Workload
 from trappm.profiler.models.model_input import ExampleInputs
 from trappm.profiler.records import Graph, Optimizer, Phase, Precision

@@ -28,7 +28,7 @@ from trappm.extensions.power_limits.step_power import UNTIMED, StepPower
 from trappm.learner.estimator import Targets
 from trappm.learner.heads.metric_head import Ours
 from trappm.learner.physics.power.power_prior import MEASURED, UNKNOWN, PowerPrior, write
-from trappm.learner.physics.step_time_prior import StepTimePrior
+from trappm.learner.physics.step_time import StepTimePrior
 
 FOLDS = 5
 LEAST_NOISE = 0.03

@@ -31,7 +31,7 @@ from research.priors.steps import (
     node_sheet_steps,
     some_timm_steps,
 )
-from trappm.learner.physics.step_time_prior import StepTimePrior
+from trappm.learner.physics.step_time import StepTimePrior
 from trappm.profiler.devices.catalogue import most_similar
 from trappm.profiler.records import Phase
 

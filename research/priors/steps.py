@@ -25,8 +25,8 @@ from research.priors.joint_fit import Distribution, Evidence, JointFit
 from research.snapshot.shipped_sheets import H100_FILES, our_labels
 from trappm.cluster.profiles import trace_of
 from trappm.learner.physics.device_specs import known_spec, spec_of
-from trappm.learner.physics.kernel_times import spreads, starting_constants
 from trappm.learner.physics.prior import Prior
+from trappm.learner.physics.step_time import spreads, starting_constants
 from trappm.learner.stats.folds import content_groups
 from trappm.learner.workload import Workload
 from trappm.profiler.devices.catalogue import read_name

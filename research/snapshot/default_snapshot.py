@@ -58,7 +58,7 @@ from trappm.learner.physics.device_specs import spec_of
 from trappm.learner.physics.memory_prior import MemoryPrior
 from trappm.learner.physics.power.power_prior import LEARNED_FROM as POWER_LEARNED_FROM
 from trappm.learner.physics.prior import Prior
-from trappm.learner.physics.step_time_prior import StepTimePrior
+from trappm.learner.physics.step_time import StepTimePrior
 from trappm.learner.snapshots.manifest import MANIFEST
 from trappm.learner.snapshots.snapshot import SnapshotInfo, load_snapshot, save_snapshot
 from trappm.learner.workload import TrainingLabel

@@ -1,4 +1,4 @@
-"""The load of a step: a sum over the kernels of its step-time prior (`kernel_times`)."""
+"""The load of a step: a sum over the kernels of its step-time prior (`step_time`)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 import torch
 
-from trappm.learner.physics.kernel_terms import Peak, terms_of
-from trappm.learner.physics.kernel_times import Lookup, times_of
-from trappm.learner.physics.step_time_prior import StepTimePrior
+from trappm.learner.physics.step_time import Lookup, Peak, StepTimePrior, terms_of, times_of
 from trappm.learner.workload import Array, IntArray, Workload
 
 SPILL = 1.5

@@ -24,7 +24,7 @@ from torch import Tensor
 from trappm.learner.estimator import joined_tensors, with_prefix
 from trappm.learner.physics.power.loads import loads_of
 from trappm.learner.physics.prior import PriorSpec, TermPrior
-from trappm.learner.physics.step_time_prior import StepTimePrior
+from trappm.learner.physics.step_time import StepTimePrior
 from trappm.learner.workload import Array, Workload
 
 FILE = Path(__file__).parent / "known_power.safetensors"

@@ -15,7 +15,7 @@ from trappm.extensions.transformers.model_heads import (
 )
 from trappm.learner.heads.other_devices import known_of_others
 from trappm.learner.physics.device_specs import spec_of
-from trappm.learner.physics.step_time_prior import StepTimePrior
+from trappm.learner.physics.step_time import StepTimePrior
 from trappm.learner.workload import Workload
 from trappm.prediction.models.subjects import subject_of
 from trappm.prediction.question import Question

@@ -22,7 +22,7 @@ from trappm.learner.acquisition.strategies import Representation
 from trappm.learner.gaussian_process import matern32
 from trappm.learner.physics.device_specs import spec_of
 from trappm.learner.physics.devices.known_devices import known_devices
-from trappm.learner.physics.step_time_prior import StepTimePrior
+from trappm.learner.physics.step_time import StepTimePrior
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
 from trappm.profiler.trace import trace

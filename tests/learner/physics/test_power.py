@@ -12,7 +12,7 @@ from trappm.learner.paper.presets import LAPTOP
 from trappm.learner.physics.graph_prior import GraphPrior
 from trappm.learner.physics.power.loads import loads_of
 from trappm.learner.physics.power.power_prior import PowerPrior
-from trappm.learner.physics.step_time_prior import StepTimePrior
+from trappm.learner.physics.step_time import StepTimePrior
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Graph, Phase, Precision

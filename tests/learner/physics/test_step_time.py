@@ -11,8 +11,7 @@ from kernel_samples import ROWS, error, inference, moved, networks, workload
 
 from trappm.learner.physics.device_specs import CPU, known_spec, spec_of
 from trappm.learner.physics.devices.known_devices import known_devices
-from trappm.learner.physics.kernel_times import spreads
-from trappm.learner.physics.step_time_prior import StepTimePrior
+from trappm.learner.physics.step_time import StepTimePrior, spreads
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Graph, Optimizer, Phase, Precision
@@ -116,7 +115,7 @@ def test_the_spread_of_constants_is_learned_from_labels():
 
 
 def test_a_fold_does_not_start_from_constants_that_used_its_labels(monkeypatch):
-    monkeypatch.setattr("trappm.learner.physics.step_time_prior.MANY_LABELS", 20)
+    monkeypatch.setattr("trappm.learner.physics.step_time.MANY_LABELS", 20)
     some, start = networks(36), StepTimePrior(A100)
     labels = moved(start, seed=3, spread=0.5).log_values(some)
     of_all = start.refit(some, labels)

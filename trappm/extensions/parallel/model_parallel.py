@@ -24,9 +24,15 @@ from trappm.extensions.parallel.schedules import (
     expected_most,
 )
 from trappm.extensions.parallel.step_work import blocks_of
-from trappm.learner.physics.kernel_terms import PRODUCTS, terms_of
-from trappm.learner.physics.kernel_times import SHARPNESS, Lookup, Times, times_of
-from trappm.learner.physics.step_time_prior import StepTimePrior
+from trappm.learner.physics.step_time import (
+    PRODUCTS,
+    SHARPNESS,
+    Lookup,
+    StepTimePrior,
+    Times,
+    terms_of,
+    times_of,
+)
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
 from trappm.profiler.records.kernels import KernelKind, KernelTable, Pass, Size

@@ -445,7 +445,7 @@ def _work(
     """Return the work from the step's kernels, or evenly spread without a prior for kernels."""
     from trappm.extensions.parallel.model_parallel import DividedStep
     from trappm.extensions.parallel.step_work import even_work, traced_work
-    from trappm.learner.physics.step_time_prior import StepTimePrior
+    from trappm.learner.physics.step_time import StepTimePrior
 
     if isinstance(prior, StepTimePrior) and workload.kernels is not None:
         return traced_work(workload, prior), DividedStep.of(workload, prior)

@@ -14,10 +14,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from trappm.learner.physics.kernel_terms import PRODUCTS, terms_of
-from trappm.learner.physics.kernel_times import Lookup, times_of
 from trappm.learner.physics.prior import UPDATE_SHARE
-from trappm.learner.physics.step_time_prior import StepTimePrior
+from trappm.learner.physics.step_time import PRODUCTS, Lookup, StepTimePrior, terms_of, times_of
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.records.allocations import Allocations, Event

@@ -17,7 +17,7 @@ from trappm.learner.heads.device_heads import Heads
 from trappm.learner.heads.predictions import DeviceHeads
 from trappm.learner.physics.device_specs import spec_of
 from trappm.learner.physics.power.loads import Loads, loads_of
-from trappm.learner.physics.step_time_prior import StepTimePrior
+from trappm.learner.physics.step_time import StepTimePrior
 from trappm.learner.workload import Array, IntArray, Workload
 from trappm.prediction.costs import BestPowerLimit, Interval, Power
 from trappm.profiler.devices.catalogue import card_of

@@ -26,9 +26,14 @@ from trappm.learner.heads.device_heads import Heads
 from trappm.learner.heads.predictions import TrainedHeads
 from trappm.learner.physics.device_specs import spec_of
 from trappm.learner.physics.devices.known_devices import known_devices
-from trappm.learner.physics.kernel_terms import PRODUCTS, Peak, terms_of
-from trappm.learner.physics.kernel_times import Lookup, times_of
-from trappm.learner.physics.step_time_prior import StepTimePrior
+from trappm.learner.physics.step_time import (
+    PRODUCTS,
+    Lookup,
+    Peak,
+    StepTimePrior,
+    terms_of,
+    times_of,
+)
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import SnapshotError, UnsupportedModelError
 from trappm.profiler.records import StepSettings

@@ -27,10 +27,8 @@ from trappm.learner.heads.metric_head import Head
 from trappm.learner.heads.other_devices import OtherDevices, head_of
 from trappm.learner.heads.predictions import Z90, TrainedHeads
 from trappm.learner.physics.device_specs import DeviceSpec, known_spec
-from trappm.learner.physics.kernel_terms import PRODUCTS, Peak
-from trappm.learner.physics.kernel_times import group_rows
 from trappm.learner.physics.prior import Prior
-from trappm.learner.physics.step_time_prior import StepTimePrior
+from trappm.learner.physics.step_time import PRODUCTS, Peak, StepTimePrior, group_rows
 from trappm.learner.stats.calibration import LEVELS, Calibration
 from trappm.learner.workload import Workload
 from trappm.profiler.devices.catalogue import read_name
