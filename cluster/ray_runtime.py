@@ -26,8 +26,7 @@ import psutil
 
 from trappm.cluster.spec import ANY_GPU, runs_nothing
 from trappm.profiler.devices import local_devices
-from trappm.profiler.devices.base import rank_key
-from trappm.profiler.devices.catalogue import ray_labels
+from trappm.profiler.devices.catalogue import rank_key, ray_labels
 from trappm.profiler.errors import CampaignError, DeviceError
 from trappm.profiler.records import is_cpu_device
 

@@ -27,7 +27,7 @@ from pydantic import (
 
 from trappm.cluster.stop_rules import StopRules
 from trappm.cluster.yaml_file import load, parse
-from trappm.profiler.devices.base import rank_key
+from trappm.profiler.devices.catalogue import rank_key
 from trappm.profiler.errors import CampaignError, InputError, TrappmError
 from trappm.profiler.measuring.canary import LARGE, CanaryPlan
 from trappm.profiler.models.pool import PoolSpec

@@ -50,7 +50,7 @@ from trappm.cluster.messages import Finished, Worker
 from trappm.cluster.spec import CampaignBudget, CampaignSpec, runs_nothing
 from trappm.cluster.stop_rules import Stop, target_reached
 from trappm.cluster.training_report import LeftOut, Spent, TrainingReport
-from trappm.learner.physics.device_specs import known_spec
+from trappm.profiler.devices.catalogue import known_spec
 from trappm.profiler.errors import CampaignError, StoreError, TrappmError
 from trappm.profiler.host.environment import stack_fingerprint
 from trappm.profiler.records import Measurement, Outcome

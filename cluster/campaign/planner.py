@@ -15,8 +15,12 @@ from trappm.cluster.spec import ALL, LEAST_TRAINING_LABELS, CampaignSpec
 from trappm.learner.stats.errors import split_architectures
 from trappm.learner.stats.folds import content_groups
 from trappm.learner.workload import Workload
-from trappm.profiler.devices.base import rank_key
-from trappm.profiler.devices.catalogue import card_name, expected_memory_mib, possible_runs
+from trappm.profiler.devices.catalogue import (
+    card_name,
+    expected_memory_mib,
+    possible_runs,
+    rank_key,
+)
 from trappm.profiler.errors import CampaignError, InputError
 from trappm.profiler.memory.replay import memory_of
 from trappm.profiler.models.known_names import model_of

@@ -31,7 +31,6 @@ from trappm.learner.heads.other_devices import similar_constants
 from trappm.learner.heads.predictions import DeviceHeads, Predictions, TrainedHeads
 from trappm.learner.paper.encoder import Encoder, make_encoder
 from trappm.learner.paper.presets import preset_named
-from trappm.learner.physics.device_specs import CPU, known_spec
 from trappm.learner.physics.devices.known_devices import KnownDevices, known_devices
 from trappm.learner.physics.step_time import StepTimePrior
 from trappm.learner.snapshots.compiled_ratios import compiled_ratios
@@ -48,7 +47,7 @@ from trappm.learner.workload import (
     errors_of,
     targets_of,
 )
-from trappm.profiler.devices.catalogue import USABLE_SHARE
+from trappm.profiler.devices.catalogue import CPU, USABLE_SHARE, known_spec
 from trappm.profiler.models.families import family_of
 from trappm.profiler.records import (
     METRICS,

@@ -51,7 +51,7 @@ from trappm.profiler.memory.training_loop import Loop
 from trappm.profiler.records import METRICS, OnProgress, Phase
 
 if TYPE_CHECKING:
-    from trappm.learner.physics.device_specs import DeviceSpec
+    from trappm.profiler.devices.catalogue import DeviceSpec
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

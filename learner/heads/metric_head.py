@@ -20,7 +20,6 @@ from torch import Tensor
 from trappm.learner.estimator import Estimate, Model, Targets, joined_tensors, with_prefix
 from trappm.learner.gaussian_process import Coordinates
 from trappm.learner.physics.cpu_priors import CpuMemoryPrior, CpuTimePrior
-from trappm.learner.physics.device_specs import CPU, DeviceSpec
 from trappm.learner.physics.graph_prior import GraphPrior
 from trappm.learner.physics.memory_prior import MemoryPrior
 from trappm.learner.physics.prior import Prior
@@ -35,6 +34,7 @@ from trappm.learner.stats.calibration import (
 )
 from trappm.learner.stats.folds import cluster_folds, grouped_folds
 from trappm.learner.workload import Array, BoolArray, IntArray, Workload
+from trappm.profiler.devices.catalogue import CPU, DeviceSpec
 from trappm.profiler.errors import InputError
 
 OF_KERNELS = (StepTimePrior, CpuTimePrior)

@@ -28,13 +28,12 @@ from trappm.learner.estimator import joined_tensors, with_prefix
 from trappm.learner.heads.device_heads import Heads
 from trappm.learner.heads.metric_head import Head
 from trappm.learner.heads.predictions import Z90, TrainedHeads
-from trappm.learner.physics.device_specs import CPU, known_spec
 from trappm.learner.physics.memory_prior import MemoryPrior
 from trappm.learner.physics.prior import Prior
 from trappm.learner.physics.step_time import StepTimePrior, starting_constants
 from trappm.learner.residual import Residual
 from trappm.learner.stats.calibration import Calibration
-from trappm.profiler.devices.catalogue import most_similar, read_name
+from trappm.profiler.devices.catalogue import CPU, known_spec, most_similar, read_name
 from trappm.profiler.records import MemoryFormat, Optimizer, Phase, Precision, StepSettings
 
 FILE = Path(__file__).parents[1] / "physics/devices/other_devices.safetensors"

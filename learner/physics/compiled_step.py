@@ -19,7 +19,6 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from trappm.learner.physics.device_specs import spec_of
 from trappm.learner.physics.step_time import (
     LEAST_MS,
     PASSES,
@@ -31,6 +30,7 @@ from trappm.learner.physics.step_time import (
     times_of,
 )
 from trappm.learner.workload import Array, Workload
+from trappm.profiler.devices.catalogue import spec_of
 from trappm.profiler.records import Phase
 from trappm.profiler.records.kernels import KernelKind
 

@@ -26,7 +26,6 @@ from typing import ClassVar, Self
 import numpy as np
 from torch import Tensor
 
-from trappm.learner.physics.device_specs import CPU
 from trappm.learner.physics.graph_prior import (
     FORWARD_SHARE,
     MIB,
@@ -39,6 +38,7 @@ from trappm.learner.physics.prior import PriorSpec, TermPrior
 from trappm.learner.physics.step_memory import amp_factor, step_memory
 from trappm.learner.physics.step_time import BYTES_PER_PARAMETER, PRODUCTS
 from trappm.learner.workload import Array, Workload, cached_with_first
+from trappm.profiler.devices.catalogue import CPU
 from trappm.profiler.errors import InputError
 from trappm.profiler.graphs.nodes import BYTES_PER_ELEMENT
 from trappm.profiler.records import Phase

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trappm.learner.physics.device_specs import DeviceSpec
 from trappm.learner.physics.graph_prior import (
     CONVOLUTION_FEATURES,
     OPERATORS,
@@ -34,7 +33,7 @@ from trappm.learner.physics.step_memory import (
     step_memory,
 )
 from trappm.learner.workload import Array, Workload
-from trappm.profiler.devices.catalogue import CONTEXT_MIB
+from trappm.profiler.devices.catalogue import CONTEXT_MIB, DeviceSpec
 from trappm.profiler.memory.training_loop import Loop
 from trappm.profiler.records import MemoryFormat, Phase, Precision
 

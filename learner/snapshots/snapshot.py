@@ -27,7 +27,6 @@ from trappm.learner.heads.other_devices import STEPS_BASIS, Basis, OtherDevices
 from trappm.learner.heads.predictions import DeviceHeads, Predictions, TrainedHeads
 from trappm.learner.paper.presets import EncoderPreset, HeadPreset, LearnerPreset
 from trappm.learner.physics import graph_prior
-from trappm.learner.physics.device_specs import CPU, known_spec
 from trappm.learner.physics.memory_prior import FEATURE_GROUPS
 from trappm.learner.physics.step_time import GROUPS, SHARE_GROUPS
 from trappm.learner.snapshots.manifest import (
@@ -47,7 +46,7 @@ from trappm.learner.snapshots.manifest import (
     write_folder,
 )
 from trappm.learner.workload import TrainingLabel, Workload
-from trappm.profiler.devices.catalogue import read_name
+from trappm.profiler.devices.catalogue import CPU, known_spec, read_name
 from trappm.profiler.errors import SnapshotError, one_line
 from trappm.profiler.graphs import features
 from trappm.profiler.host.environment import code_commit

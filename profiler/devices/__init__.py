@@ -13,7 +13,8 @@ import re
 from collections.abc import Iterable
 from importlib.metadata import EntryPoint, entry_points
 
-from trappm.profiler.devices.base import Device, StepDevice, rank_key
+from trappm.profiler.devices.base import Device, StepDevice
+from trappm.profiler.devices.catalogue import rank_key
 from trappm.profiler.errors import DeviceError
 from trappm.profiler.extensions import extension_modules
 from trappm.profiler.steps.meter import Findings, MemoryReading, Window

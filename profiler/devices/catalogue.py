@@ -1,4 +1,4 @@
-"""Specifications of NVIDIA's cards: `catalogue.csv`.
+"""Data sheets of devices by their keys; `catalogue.csv` has NVIDIA's cards.
 
 The figures are from NVIDIA's data sheets and architecture white papers (Volta to Blackwell),
 without sparsity and with fp32 accumulation, which PyTorch uses and which halves the tensor peak of
@@ -8,6 +8,8 @@ card, add a line.
 
 `read_name` normalizes all names of a card: NVML's (`NVIDIA A100-SXM4-40GB`), Ray's labels
 (`GeForce-RTX-3090`), and keys (`a100`, `rtx-3090`, `rtx3090`, `a100-80gb`).
+
+The constants of priors start from a `DeviceSpec`; labels correct everything that depends on it.
 """
 
 from __future__ import annotations
@@ -19,13 +21,19 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
-from trappm.profiler.devices.base import rank_key
+import numpy as np
+import numpy.typing as npt
+
+from trappm.profiler.errors import InputError
+from trappm.profiler.extensions import extension_modules
 from trappm.profiler.host import procfs
 from trappm.profiler.records import Execution, Phase, Precision, is_cpu_device
+from trappm.profiler.records.kernels import KernelKind, Kernels, Size
 
+_BoolArray = npt.NDArray[np.bool_]
 _FILE = Path(__file__).parent / "catalogue.csv"
 _NO_NAME = frozenset(
     {"nvidia", "tesla", "geforce", "quadro", "graphics", "device", "generation", "edition", "gpu",
@@ -47,6 +55,24 @@ _MEMORY_TOLERANCE = 0.12
 """NVML reports less than data sheets: error correction, the driver's memory, GB for GiB."""
 _USUAL_SHARE = {1: 1 / 8, 2: 2 / 8, 3: 4 / 8, 4: 4 / 8, 7: 1.0}
 """Share of the memory by compute slices of a part, for cards with seven slices."""
+
+
+@dataclass(frozen=True)
+class RankKey:
+    """Ranks of a device: processes with a member device each."""
+
+    member: str
+    """Key of the device of each rank, such as `a100` or `cpu-1t`."""
+    ranks: int = 1
+    strategy: str = "ddp"
+    """Strategy by which the ranks share a step."""
+
+
+@lru_cache(maxsize=10_000)
+def rank_key(device: str) -> RankKey:
+    """Return the member, number of ranks and strategy of a device; by default one rank."""
+    keys = (extension.rank_key(device) for extension in extension_modules("device_kinds"))
+    return next((key for key in keys if key is not None), RankKey(device))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -407,3 +433,99 @@ def expected_memory_mib(device: str) -> float | None:
     if is_cpu_device(device):
         return procfs.allowed_memory_mib() / key.ranks
     return memory_mib(key.member)
+
+
+WIDE_TFLOPS = 0.3
+"""Peak in fp32 of one multiprocessor: 64 lanes have 0.16 to 0.2, 128 have 0.35 to 0.65."""
+
+
+@dataclass(frozen=True)
+class DeviceSpec:
+    """Speed of a device according to its data sheet, and memory of its processes."""
+
+    half_tflops: float
+    """Peak of dense products in 16 bits."""
+    full_tflops: float
+    """Peak of products in fp32 without TF32, PyTorch's default for matrix products."""
+    bandwidth_gbs: float
+    cache_mib: float
+    """Size of the last-level cache."""
+    units: int
+    """Number of streaming multiprocessors, or of CPU threads."""
+    launch_us: float = 2.0
+    """Shortest time of a kernel on the device."""
+    dispatch_us: float = 8.0
+    """Host time per operator."""
+    process_mib: float = CONTEXT_MIB[Phase.TRAIN]
+    """Memory of a training process without its tensors: context, libraries, workspaces."""
+    fragments: float = 1.0
+    """Share of the gaps between blocks of CUDA's allocator that also occurs here."""
+    tf32_tflops: float | None = None
+    """Peak of fp32 convolutions, for which PyTorch allows TF32 in cuDNN; None without TF32."""
+
+    @property
+    def lanes_tflops(self) -> float:
+        """Peak in fp32 next to the arithmetic of indices.
+
+        In multiprocessors of 128 lanes, half of them do either whole numbers or fp32 (NVIDIA's
+        whitepapers of GA102 and AD102).
+        """
+        is_wide = self.full_tflops / self.units > WIDE_TFLOPS
+        return self.full_tflops / (2 if is_wide else 1)
+
+    def products_at_peak_ms(self, kernels: Kernels) -> float:
+        """Return the time that the products of a step would take at the device's peak, in ms.
+
+        Divided by the step time, this is the model FLOPs utilization (MFU; Chowdhery et al., PaLM,
+        2022, appendix B), with the peak of each product's own data type.
+        """
+        table = kernels.table
+        tf32 = self.uses_tf32(table.kinds, table.half)
+        tflops = np.select(
+            [table.half, tf32], [self.half_tflops, self.tf32_tflops or 0.0], self.full_tflops
+        )
+        flops = table.counts * kernels.sizes[:, Size.FLOPS] * (table.kinds <= KernelKind.ATTENTION)
+        return float((flops / tflops).sum() / 1e9)
+
+    def uses_tf32(self, kinds: npt.NDArray[np.integer], half: _BoolArray) -> _BoolArray:
+        """Return which of n kernels compute in TF32: fp32 convolutions that are not depthwise."""
+        return ~half & (kinds <= KernelKind.GROUPED) & (self.tf32_tflops is not None)
+
+
+# Memory above the baseline of a warm CPU process consists mostly of tensors.
+CPU = DeviceSpec(
+    0.06, 0.06, 20, 32, 2, launch_us=5.0, dispatch_us=5.0, process_mib=5.0, fragments=0.1
+)
+
+
+def spec_of(device: str) -> DeviceSpec:
+    """Return the specification of a device key such as `a100` or `cpu-2t`.
+
+    Raises:
+        InputError: The catalogue does not list the device.
+    """
+    spec = known_spec(device)
+    if spec is None:
+        raise InputError(
+            f"nothing is known of device {device!r}, so its step times cannot be simulated; add "
+            "a line of its data sheet to profiler/devices/catalogue.csv"
+        )
+    return spec
+
+
+def known_spec(device: str) -> DeviceSpec | None:
+    """Return the specification of a device, or None if the catalogue does not list it."""
+    if device.startswith("cpu"):
+        return CPU
+    card = card_of(rank_key(device).member)
+    if card is None:
+        return None
+    return DeviceSpec(
+        half_tflops=card.half_tflops,
+        full_tflops=card.fp32_tflops,
+        bandwidth_gbs=card.bandwidth_gbs,
+        cache_mib=card.cache_mib,
+        units=card.units,
+        tf32_tflops=card.tf32_tflops,
+        process_mib=process_memory_mib(device, Phase.TRAIN),
+    )

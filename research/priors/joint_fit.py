@@ -21,7 +21,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from trappm.learner.physics.device_specs import DeviceSpec
 from trappm.learner.physics.devices.known_devices import FILE
 from trappm.learner.physics.step_time import (
     CALM_STEPS,
@@ -43,6 +42,7 @@ from trappm.learner.physics.step_time import (
     student_loss,
 )
 from trappm.learner.workload import Array, BoolArray, Workload
+from trappm.profiler.devices.catalogue import DeviceSpec
 
 LEARNED_FROM = (
     ("nodes/pgb_torchvision_step.csv", "pytorch-gpu-benchmark, other cards", "MIT", 181),

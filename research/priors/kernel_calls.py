@@ -20,8 +20,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from research.priors.joint_fit import Evidence
-from trappm.learner.physics.device_specs import DeviceSpec
 from trappm.learner.workload import Array, Workload
+from trappm.profiler.devices.catalogue import DeviceSpec
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Graph, MemoryFormat, Phase, Precision
 from trappm.profiler.records.allocations import TRACED_BATCH_SIZES

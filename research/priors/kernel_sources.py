@@ -16,8 +16,7 @@ import pandas as pd
 from research.priors.joint_fit import Evidence
 from research.priors.kernel_calls import DataType, KernelCall, Operator, kernel_evidence
 from research.snapshot.shipped_sheets import neusight_kernels
-from trappm.learner.physics.device_specs import spec_of
-from trappm.profiler.devices.catalogue import read_name
+from trappm.profiler.devices.catalogue import read_name, spec_of
 from trappm.profiler.records import MemoryFormat
 
 NEUSIGHT_SHARES = {

@@ -53,13 +53,12 @@ from trappm.learner.heads.other_devices import (
     OtherDevices,
     write,
 )
-from trappm.learner.physics.device_specs import spec_of
 from trappm.learner.physics.memory_prior import MemoryPrior
 from trappm.learner.physics.step_time import StepTimePrior
 from trappm.learner.stats.calibration import LEVELS, Calibration
 from trappm.learner.stats.folds import grouped_folds
 from trappm.learner.stats.student_t import TO_NORMAL
-from trappm.profiler.devices.catalogue import most_similar
+from trappm.profiler.devices.catalogue import most_similar, spec_of
 from trappm.profiler.memory.training_loop import Loop
 from trappm.profiler.records import MemoryFormat, Phase
 

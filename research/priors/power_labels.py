@@ -23,7 +23,6 @@ from research.priors.power_fit import Labels
 from research.priors.steps import traced_label
 from research.snapshot.shipped_sheets import H100_FILES, our_attempts
 from trappm.extensions.power_limits.operating_point import Sheet
-from trappm.learner.physics.device_specs import spec_of
 from trappm.learner.physics.devices.known_devices import known_devices
 from trappm.learner.physics.power.loads import loads_of
 from trappm.learner.physics.power.power_prior import MEASURED
@@ -31,7 +30,7 @@ from trappm.learner.physics.step_time import StepTimePrior
 from trappm.learner.snapshots.snapshot import load_snapshot
 from trappm.learner.workload import Workload
 from trappm.prediction.snapshot_choice import SHIPPED
-from trappm.profiler.devices.catalogue import card_of
+from trappm.profiler.devices.catalogue import card_of, spec_of
 from trappm.profiler.models.model_input import Sample
 from trappm.profiler.records import Graph, Optimizer, Phase
 from trappm.profiler.records.trace import TraceSettings

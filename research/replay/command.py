@@ -28,7 +28,7 @@ from research.replay.replay import replay as replayed
 from trappm.cli.options import AsJson, print_json
 from trappm.learner.acquisition import STRATEGIES
 from trappm.learner.paper.presets import LAPTOP
-from trappm.learner.physics.device_specs import known_spec
+from trappm.profiler.devices.catalogue import known_spec
 from trappm.profiler.errors import InputError, TrappmError
 from trappm.profiler.records import Watch
 from trappm.terminal.tables import console, print_table

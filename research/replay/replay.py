@@ -30,8 +30,8 @@ from trappm.learner.acquisition.request import AcquisitionRequest, Pick, explain
 from trappm.learner.acquisition.strategies import RandomChoice
 from trappm.learner.estimator import Estimate, Estimator, Model
 from trappm.learner.paper.training import torch_seeded
-from trappm.learner.physics.device_specs import DeviceSpec
 from trappm.learner.stats.errors import split_architectures
+from trappm.profiler.devices.catalogue import DeviceSpec
 from trappm.profiler.errors import InputError
 from trappm.profiler.text import nearest
 

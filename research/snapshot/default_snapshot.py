@@ -54,7 +54,6 @@ from trappm.learner.heads.metric_head import Head, Ours, starting_prior
 from trappm.learner.heads.other_devices import OTHERS, known_of_others
 from trappm.learner.heads.predictions import TrainedHeads
 from trappm.learner.paper.presets import LAPTOP
-from trappm.learner.physics.device_specs import spec_of
 from trappm.learner.physics.memory_prior import MemoryPrior
 from trappm.learner.physics.power.power_prior import LEARNED_FROM as POWER_LEARNED_FROM
 from trappm.learner.physics.prior import Prior
@@ -63,7 +62,7 @@ from trappm.learner.snapshots.manifest import MANIFEST
 from trappm.learner.snapshots.snapshot import SnapshotInfo, load_snapshot, save_snapshot
 from trappm.learner.workload import TrainingLabel
 from trappm.prediction.snapshot_choice import SHIPPED
-from trappm.profiler.devices.catalogue import card_name
+from trappm.profiler.devices.catalogue import card_name, spec_of
 from trappm.profiler.errors import InputError, TrappmError
 from trappm.profiler.records import METRICS, Graph, Measurement, Phase, StepSettings, is_cpu_device
 from trappm.store import Home

@@ -14,7 +14,7 @@ from research.evaluation.label_files import read_labels
 from research.importers.neusight import read_neusight
 from research.priors.joint_fit import Evidence
 from research.priors.kernel_calls import KernelCall, kernel_evidence
-from trappm.learner.physics.device_specs import spec_of
+from trappm.profiler.devices.catalogue import spec_of
 from trappm.profiler.errors import InputError, one_line
 from trappm.profiler.records import Measurement, Outcome, Phase
 from trappm.store.files import read_file

@@ -4,12 +4,11 @@ from functools import cache
 
 import numpy as np
 
-from trappm.learner.physics.device_specs import spec_of
 from trappm.learner.physics.power.loads import loads_of
 from trappm.learner.physics.power.power_prior import CONSTANTS
 from trappm.learner.physics.step_time import StepTimePrior
 from trappm.learner.workload import Workload
-from trappm.profiler.devices.catalogue import card_of
+from trappm.profiler.devices.catalogue import card_of, spec_of
 from trappm.profiler.records import Graph, Phase
 from trappm.profiler.trace import trace
 

@@ -8,8 +8,8 @@ from kernel_samples import ROWS, error, moved, networks
 
 from research.priors.joint_fit import Distribution, Evidence, HostedWorkload, JointFit, SharedPrior
 from research.priors.kernel_calls import DataType, KernelCall, Operator, kernel_evidence
-from trappm.learner.physics.device_specs import spec_of
 from trappm.learner.physics.step_time import StepTimePrior, spreads, starting_constants
+from trappm.profiler.devices.catalogue import spec_of
 
 torch.set_num_threads(1)
 

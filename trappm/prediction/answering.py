@@ -20,7 +20,6 @@ from trappm.learner.physics.compiled_step import (
     RATIO_90,
     log_ratio,
 )
-from trappm.learner.physics.device_specs import CPU, known_spec
 from trappm.learner.physics.prior import UPDATE_SHARE
 from trappm.learner.workload import Workload
 from trappm.prediction import costs
@@ -37,12 +36,14 @@ from trappm.prediction.models.subjects import input_size_of, size_kind
 from trappm.prediction.prediction import METRIC_NAMES, NEEDS, Prediction, quantity
 from trappm.prediction.question import Question
 from trappm.prediction.training_loops import loop_of
-from trappm.profiler.devices.base import rank_key
 from trappm.profiler.devices.catalogue import (
+    CPU,
     USABLE_SHARE,
     card_of,
+    known_spec,
     memory_mib,
     process_memory_mib,
+    rank_key,
 )
 from trappm.profiler.errors import InputError, TrappmError, UnsupportedModelError
 from trappm.profiler.memory.replay import SimulatedMemory, memory_in, reserved_mib

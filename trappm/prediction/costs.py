@@ -13,8 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trappm.profiler.devices.base import rank_key
-from trappm.profiler.devices.catalogue import card_of
+from trappm.profiler.devices.catalogue import card_of, rank_key
 from trappm.profiler.errors import InputError, one_line
 from trappm.profiler.extensions import extension_modules
 from trappm.profiler.files.untrusted import load_yaml

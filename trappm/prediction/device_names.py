@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trappm.learner.snapshots.manifest import OTHERS
-from trappm.profiler.devices.base import rank_key
 from trappm.profiler.devices.catalogue import (
     card_keys,
     card_of,
     cards,
     memory_mib,
+    rank_key,
     read_name,
 )
 from trappm.profiler.errors import InputError, SnapshotError

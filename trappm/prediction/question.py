@@ -19,7 +19,7 @@ from trappm.prediction.device_names import (
 from trappm.prediction.models.subjects import check_size
 from trappm.prediction.snapshot_choice import manifests_that_answer, snapshots_that_answer
 from trappm.prediction.training_loops import loop_for, loop_of
-from trappm.profiler.devices.base import rank_key
+from trappm.profiler.devices.catalogue import rank_key
 from trappm.profiler.errors import InputError
 from trappm.profiler.extensions import extension_modules
 from trappm.profiler.models.known_names import is_prefixed

@@ -10,7 +10,7 @@ import pytest
 from trusting import TRUSTING
 
 from trappm.profiler.devices import open_device
-from trappm.profiler.devices.base import RankKey, rank_key
+from trappm.profiler.devices.catalogue import RankKey, rank_key
 from trappm.profiler.host.environment import stack_fingerprint
 from trappm.profiler.measuring.isolation import Measurer
 from trappm.profiler.records import Configuration, Execution, Outcome

@@ -14,13 +14,12 @@ from trappm.extensions.transformers.model_heads import (
     transformer_times,
 )
 from trappm.learner.heads.other_devices import known_of_others
-from trappm.learner.physics.device_specs import spec_of
 from trappm.learner.physics.step_time import StepTimePrior
 from trappm.learner.workload import Workload
 from trappm.prediction.models.subjects import subject_of
 from trappm.prediction.question import Question
 from trappm.prediction.snapshot_choice import snapshots_that_answer
-from trappm.profiler.devices.catalogue import process_memory_mib
+from trappm.profiler.devices.catalogue import process_memory_mib, spec_of
 from trappm.profiler.records import Graph, MemoryFormat, Optimizer, Phase, Precision, StepSettings
 
 pytest.importorskip("transformers")

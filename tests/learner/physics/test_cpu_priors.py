@@ -11,9 +11,9 @@ from trappm.learner.heads.metric_head import Ours
 from trappm.learner.paper.presets import preset_named
 from trappm.learner.physics.cpu_priors import SHARED, CpuMemoryPrior, CpuTimePrior
 from trappm.learner.physics.cpu_priors import TIME_SPEC as SPEC
-from trappm.learner.physics.device_specs import spec_of
 from trappm.learner.physics.graph_prior import GraphPrior
 from trappm.learner.workload import Workload
+from trappm.profiler.devices.catalogue import spec_of
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import METRICS, Graph
 from trappm.profiler.trace import trace

@@ -11,7 +11,6 @@ import torch
 from feature_zoo import Convolutions, OtherOperators, in_all_settings, one_convolution
 
 from trappm.learner.physics.cpu_priors import CpuMemoryPrior, CpuTimePrior
-from trappm.learner.physics.device_specs import DeviceSpec
 from trappm.learner.physics.graph_prior import OPERATORS, GraphPrior, operator_shares
 from trappm.learner.physics.memory_prior import MemoryPrior
 from trappm.learner.physics.power.power_prior import PowerPrior
@@ -19,6 +18,7 @@ from trappm.learner.physics.step_memory import SCRATCH_KINDS, step_memory
 from trappm.learner.physics.step_time import SHARE_GROUPS, StepTimePrior, starting_constants
 from trappm.learner.snapshots.snapshot import FEATURE_VERSIONS as VERSIONS
 from trappm.learner.workload import Workload
+from trappm.profiler.devices.catalogue import DeviceSpec
 from trappm.profiler.records import Graph, MemoryFormat, Phase, Precision
 from trappm.profiler.records.allocations import Allocations, ConvolutionKind, Event
 from trappm.profiler.records.kernels import (

@@ -9,11 +9,11 @@ from workload_samples import mape
 
 from trappm.learner.estimator import Targets
 from trappm.learner.heads.metric_head import Head, Ours
-from trappm.learner.physics.device_specs import spec_of
 from trappm.learner.physics.graph_prior import GraphPrior
 from trappm.learner.physics.memory_prior import PROCESS_MIB, MemoryPrior
 from trappm.learner.physics.step_memory import step_memory
 from trappm.learner.workload import Workload
+from trappm.profiler.devices.catalogue import spec_of
 from trappm.profiler.errors import InputError
 from trappm.profiler.memory.replay import memory_of
 from trappm.profiler.memory.training_loop import Loop

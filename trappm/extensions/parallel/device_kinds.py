@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from trappm.profiler.devices.base import RankKey
+from trappm.profiler.devices.catalogue import RankKey
 
 KINDS = {"ranks": "trappm.extensions.parallel.ranks_device:RanksDevice"}
 """Class of each kind of device."""

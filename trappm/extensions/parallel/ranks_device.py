@@ -15,7 +15,8 @@ from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from trappm.profiler.devices.base import Device, StepDevice, rank_key
+from trappm.profiler.devices.base import Device, StepDevice
+from trappm.profiler.devices.catalogue import rank_key
 from trappm.profiler.devices.cpu import CpuDevice
 from trappm.profiler.devices.gpu.cuda import CudaDevice
 from trappm.profiler.devices.gpu.nvml import visible_gpus

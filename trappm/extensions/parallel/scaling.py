@@ -11,7 +11,7 @@ from trappm.extensions.parallel.schedules import Parallelism, Strategy, strategy
 from trappm.extensions.parallel.shared_step import ParallelPrediction, SharedStep
 from trappm.prediction.fitting import VERDICTS, Verdict
 from trappm.prediction.question import Question
-from trappm.profiler.devices.base import rank_key
+from trappm.profiler.devices.catalogue import rank_key
 from trappm.profiler.errors import InputError, UnsupportedModelError
 from trappm.profiler.host.caller_state import independent_of_caller
 from trappm.profiler.records import Phase

@@ -24,7 +24,6 @@ import torch
 from trappm.extensions.roofline.roofs import BANDWIDTH, COMPUTE, LAUNCH, KnownDevice, known_device
 from trappm.learner.heads.device_heads import Heads
 from trappm.learner.heads.predictions import TrainedHeads
-from trappm.learner.physics.device_specs import spec_of
 from trappm.learner.physics.devices.known_devices import known_devices
 from trappm.learner.physics.step_time import (
     PRODUCTS,
@@ -35,6 +34,7 @@ from trappm.learner.physics.step_time import (
     times_of,
 )
 from trappm.learner.workload import Workload
+from trappm.profiler.devices.catalogue import spec_of
 from trappm.profiler.errors import SnapshotError, UnsupportedModelError
 from trappm.profiler.records import StepSettings
 from trappm.profiler.records.kernels import KernelKind, Kernels, KernelTable, Pass, Size

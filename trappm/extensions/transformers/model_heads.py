@@ -26,12 +26,11 @@ from trappm.learner.heads.device_heads import Heads
 from trappm.learner.heads.metric_head import Head
 from trappm.learner.heads.other_devices import OtherDevices, head_of
 from trappm.learner.heads.predictions import Z90, TrainedHeads
-from trappm.learner.physics.device_specs import DeviceSpec, known_spec
 from trappm.learner.physics.prior import Prior
 from trappm.learner.physics.step_time import PRODUCTS, Peak, StepTimePrior, group_rows
 from trappm.learner.stats.calibration import LEVELS, Calibration
 from trappm.learner.workload import Workload
-from trappm.profiler.devices.catalogue import read_name
+from trappm.profiler.devices.catalogue import DeviceSpec, known_spec, read_name
 from trappm.profiler.models.pool import Attention
 from trappm.profiler.records import Precision
 from trappm.profiler.records.kernels import KernelKind
