@@ -1,7 +1,7 @@
 """Heads of a device: one per metric, each with prior, residual and calibrated interval.
 
     step time   simulated kernels (`step_time`), on CPUs a sum over the kernels
-    memory      simulated step (`memory_prior`), on CPUs live tensors and layers (`cpu`)
+    memory      simulated step (`memory`), on CPUs live tensors and layers (`cpu`)
     power       energies of the kernels over their simulated time (`power_prior`)
 
 Step time and power use terms of the graph (`graph_prior`) where most labels have no kernels, and
@@ -40,7 +40,7 @@ from trappm.learner.paper.presets import HeadPreset
 from trappm.learner.physics.cpu_priors import CpuMemoryPrior, CpuTimePrior
 from trappm.learner.physics.devices.known_devices import known_devices
 from trappm.learner.physics.graph_prior import GraphPrior
-from trappm.learner.physics.memory_prior import MemoryPrior
+from trappm.learner.physics.memory import MemoryPrior
 from trappm.learner.physics.power.power_prior import PowerPrior
 from trappm.learner.physics.prior import Prior
 from trappm.learner.physics.step_time import StepTimePrior

@@ -21,7 +21,7 @@ from trappm.learner.estimator import Estimate, Model, Targets, joined_tensors, w
 from trappm.learner.gaussian_process import Coordinates
 from trappm.learner.physics.cpu_priors import CpuMemoryPrior, CpuTimePrior
 from trappm.learner.physics.graph_prior import GraphPrior
-from trappm.learner.physics.memory_prior import MemoryPrior
+from trappm.learner.physics.memory import MemoryPrior
 from trappm.learner.physics.prior import Prior
 from trappm.learner.physics.step_time import StepTimePrior
 from trappm.learner.residual import CAUTION, FOLDS, Residual, fit_residual

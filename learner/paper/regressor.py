@@ -29,7 +29,7 @@ from trappm.learner.paper.distinct_nodes import classes_of, one_hot, propagate
 from trappm.learner.paper.graphs import Scaler, batches, fit_node_scaler, to_data
 from trappm.learner.paper.presets import HeadPreset, Training
 from trappm.learner.paper.training import torch_seeded, train
-from trappm.learner.physics.graph_prior import OPERATORS, operator_shares
+from trappm.learner.physics.prior import OPERATORS, operator_shares
 from trappm.learner.stats.calibration import Calibration, Familiarity, UnseenErrors
 from trappm.learner.stats.folds import grouped_folds
 from trappm.learner.stats.student_t import robust_deviation

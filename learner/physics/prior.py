@@ -6,11 +6,15 @@ Constants start from specifications, so a prior predicts without any label. A re
 Most priors are `TermPrior`s: `sum_k exp(theta_k) * term_k`. The terms are in the metric's unit for
 a reference device; the coefficients say how a device differs from it. Their log-normal priors keep
 them positive and let few labels fit them. A new device starts from the coefficients of a known one.
+
+Several priors have the shares of operators as features: models of one family have similar errors,
+and operators identify a family.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
@@ -21,6 +25,7 @@ from torch import Tensor
 
 from trappm.learner.stats.student_t import map_fit
 from trappm.learner.workload import Array, Workload
+from trappm.profiler.records import Graph
 
 TRANSFER_TIGHTNESS = 0.15
 """Factor on how far single constants move between GPUs; chosen from the RTX 3090 to the 4090
@@ -276,3 +281,19 @@ def fit_coefficients(
     )  # fmt: skip
     fitted: Array = middle + root @ x
     return fitted
+
+
+OPERATORS = (
+    "Conv", "MatMul", "Gemm", "Einsum", "Attention", "LSTM",
+    "BatchNormalization", "LayerNormalization", "GroupNormalization",
+    "Relu", "Sigmoid", "HardSwish", "HardSigmoid", "Gelu", "Erf", "Tanh", "Softmax", "Clip",
+    "Add", "Mul", "Div", "Pow", "ReduceMean", "MaxPool", "AveragePool", "GlobalAveragePool",
+    "Transpose", "Concat", "Slice", "Split", "Gather", "Resize",
+)  # fmt: skip
+"""Operators that distinguish families of models."""
+
+
+def operator_shares(graph: Graph) -> list[float]:
+    """Return the share of each of `OPERATORS` in the nodes (32)."""
+    counts = Counter(graph.operators)
+    return [counts[operator] / max(graph.node_count, 1) for operator in OPERATORS]

@@ -26,8 +26,8 @@ from trappm.learner.heads.device_heads import Heads, heads_from_tensors
 from trappm.learner.heads.other_devices import STEPS_BASIS, Basis, OtherDevices
 from trappm.learner.heads.predictions import DeviceHeads, Predictions, TrainedHeads
 from trappm.learner.paper.presets import EncoderPreset, HeadPreset, LearnerPreset
-from trappm.learner.physics import graph_prior
-from trappm.learner.physics.memory_prior import FEATURE_GROUPS
+from trappm.learner.physics.memory import CONVOLUTION_FEATURES, FEATURE_GROUPS
+from trappm.learner.physics.prior import OPERATORS
 from trappm.learner.physics.step_time import GROUPS, SHARE_GROUPS
 from trappm.learner.snapshots.manifest import (
     FORMAT,
@@ -81,8 +81,8 @@ Increase one when code computes different values under the same names and shapes
 def feature_schema() -> dict[str, str]:
     """Return a short hash of the features of each part: graphs, memory, kernels."""
     schema = {
-        "graph": (FEATURE_VERSIONS["graph"], features.OPERATORS, graph_prior.OPERATORS),
-        "memory": (FEATURE_VERSIONS["memory"], FEATURE_GROUPS, graph_prior.CONVOLUTION_FEATURES),
+        "graph": (FEATURE_VERSIONS["graph"], features.OPERATORS, OPERATORS),
+        "memory": (FEATURE_VERSIONS["memory"], FEATURE_GROUPS, CONVOLUTION_FEATURES),
         "kernels": (
             FEATURE_VERSIONS["kernels"],
             [kind.name for kind in KernelKind],

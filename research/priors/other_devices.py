@@ -53,7 +53,7 @@ from trappm.learner.heads.other_devices import (
     OtherDevices,
     write,
 )
-from trappm.learner.physics.memory_prior import MemoryPrior
+from trappm.learner.physics.memory import MemoryPrior
 from trappm.learner.physics.step_time import StepTimePrior
 from trappm.learner.stats.calibration import LEVELS, Calibration
 from trappm.learner.stats.folds import grouped_folds

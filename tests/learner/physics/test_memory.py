@@ -10,8 +10,7 @@ from workload_samples import mape
 from trappm.learner.estimator import Targets
 from trappm.learner.heads.metric_head import Head, Ours
 from trappm.learner.physics.graph_prior import GraphPrior
-from trappm.learner.physics.memory_prior import PROCESS_MIB, MemoryPrior
-from trappm.learner.physics.step_memory import step_memory
+from trappm.learner.physics.memory import PROCESS_MIB, MemoryPrior, step_memory
 from trappm.learner.workload import Workload
 from trappm.profiler.devices.catalogue import spec_of
 from trappm.profiler.errors import InputError
