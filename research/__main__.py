@@ -44,7 +44,7 @@ PRIORS: Mapping[str, Script] = {
             f"{_PHYSICS}/compiled_step.safetensors",
             ("--most", "6", "--write"),
         ),
-        ("power", "power", f"{_PHYSICS}/power/known_power.safetensors", WRITE),
+        ("power", "power", f"{_PHYSICS}/known_power.safetensors", WRITE),
         ("links", "collectives", "trappm/extensions/parallel/link_kinds.csv", WRITE),
         (
             "megatron",

@@ -2,7 +2,7 @@
 
     step time   simulated kernels (`step_time`), on CPUs a sum over the kernels
     memory      simulated step (`memory`), on CPUs live tensors and layers (`cpu`)
-    power       energies of the kernels over their simulated time (`power_prior`)
+    power       energies of the kernels over their simulated time (`power`)
 
 Step time and power use terms of the graph (`graph_prior`) where most labels have no kernels, and
 power on CPUs. Heads serve training and inference: the phase is part of a workload. The preset
@@ -41,7 +41,7 @@ from trappm.learner.physics.cpu_priors import CpuMemoryPrior, CpuTimePrior
 from trappm.learner.physics.devices.known_devices import known_devices
 from trappm.learner.physics.graph_prior import GraphPrior
 from trappm.learner.physics.memory import MemoryPrior
-from trappm.learner.physics.power.power_prior import PowerPrior
+from trappm.learner.physics.power import PowerPrior
 from trappm.learner.physics.prior import Prior
 from trappm.learner.physics.step_time import StepTimePrior
 from trappm.learner.workload import Array, Workload

@@ -27,7 +27,7 @@ from trappm.extensions.power_limits.card_power import CardPower
 from trappm.extensions.power_limits.step_power import UNTIMED, StepPower
 from trappm.learner.estimator import Targets
 from trappm.learner.heads.metric_head import Ours
-from trappm.learner.physics.power.power_prior import MEASURED, UNKNOWN, PowerPrior, write
+from trappm.learner.physics.power import MEASURED, UNKNOWN, PowerPrior, write
 from trappm.learner.physics.step_time import StepTimePrior
 
 FOLDS = 5

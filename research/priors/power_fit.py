@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trappm.extensions.power_limits.operating_point import Sheet, Steps
-from trappm.learner.physics.power.loads import Loads
-from trappm.learner.physics.power.power_prior import CONSTANTS, Normal
+from trappm.learner.physics.power import CONSTANTS, Loads, Normal
 from trappm.learner.stats.student_t import map_fit, precisions
 
 Array = npt.NDArray[np.float64]

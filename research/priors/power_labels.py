@@ -24,8 +24,7 @@ from research.priors.steps import traced_label
 from research.snapshot.shipped_sheets import H100_FILES, our_attempts
 from trappm.extensions.power_limits.operating_point import Sheet
 from trappm.learner.physics.devices.known_devices import known_devices
-from trappm.learner.physics.power.loads import loads_of
-from trappm.learner.physics.power.power_prior import MEASURED
+from trappm.learner.physics.power import MEASURED, loads_of
 from trappm.learner.physics.step_time import StepTimePrior
 from trappm.learner.snapshots.snapshot import load_snapshot
 from trappm.learner.workload import Workload

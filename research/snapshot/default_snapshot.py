@@ -55,7 +55,7 @@ from trappm.learner.heads.other_devices import OTHERS, known_of_others
 from trappm.learner.heads.predictions import TrainedHeads
 from trappm.learner.paper.presets import LAPTOP
 from trappm.learner.physics.memory import MemoryPrior
-from trappm.learner.physics.power.power_prior import LEARNED_FROM as POWER_LEARNED_FROM
+from trappm.learner.physics.power import LEARNED_FROM as POWER_LEARNED_FROM
 from trappm.learner.physics.prior import Prior
 from trappm.learner.physics.step_time import StepTimePrior
 from trappm.learner.snapshots.manifest import MANIFEST

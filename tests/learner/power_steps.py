@@ -4,8 +4,7 @@ from functools import cache
 
 import numpy as np
 
-from trappm.learner.physics.power.loads import loads_of
-from trappm.learner.physics.power.power_prior import CONSTANTS
+from trappm.learner.physics.power import CONSTANTS, loads_of
 from trappm.learner.physics.step_time import StepTimePrior
 from trappm.learner.workload import Workload
 from trappm.profiler.devices.catalogue import card_of, spec_of

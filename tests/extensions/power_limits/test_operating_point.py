@@ -7,7 +7,7 @@ from power_steps import CARD, constants, steps_of, traced_workloads
 from research.priors.power_fit import Labels, fit
 from trappm.extensions.power_limits.card_power import power_of
 from trappm.extensions.power_limits.operating_point import Sheet, Steps
-from trappm.learner.physics.power.power_prior import CONSTANTS
+from trappm.learner.physics.power import CONSTANTS
 from trappm.profiler.devices.catalogue import card_of, cards
 
 

@@ -13,7 +13,7 @@ from feature_zoo import Convolutions, OtherOperators, in_all_settings, one_convo
 from trappm.learner.physics.cpu_priors import CpuMemoryPrior, CpuTimePrior
 from trappm.learner.physics.graph_prior import GraphPrior
 from trappm.learner.physics.memory import SCRATCH_KINDS, MemoryPrior, step_memory
-from trappm.learner.physics.power.power_prior import PowerPrior
+from trappm.learner.physics.power import PowerPrior
 from trappm.learner.physics.prior import OPERATORS, operator_shares
 from trappm.learner.physics.step_time import SHARE_GROUPS, StepTimePrior, starting_constants
 from trappm.learner.snapshots.snapshot import FEATURE_VERSIONS as VERSIONS

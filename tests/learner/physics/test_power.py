@@ -10,8 +10,7 @@ from power_steps import PRIOR, steps_of, traced_workloads, traces
 from trappm.learner.heads.device_heads import heads_from_tensors, train_heads
 from trappm.learner.paper.presets import LAPTOP
 from trappm.learner.physics.graph_prior import GraphPrior
-from trappm.learner.physics.power.loads import loads_of
-from trappm.learner.physics.power.power_prior import PowerPrior
+from trappm.learner.physics.power import PowerPrior, loads_of
 from trappm.learner.physics.step_time import StepTimePrior
 from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trappm.extensions.power_limits.operating_point import Sheet
-from trappm.learner.physics.power.power_prior import MEASURED, UNKNOWN, Normal, known_power
+from trappm.learner.physics.power import MEASURED, UNKNOWN, Normal, known_power
 from trappm.profiler.devices.catalogue import Card, card_of
 
 

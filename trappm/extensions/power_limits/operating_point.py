@@ -17,8 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trappm.learner.physics.power.loads import Loads
-from trappm.learner.physics.power.power_prior import CONSTANTS
+from trappm.learner.physics.power import CONSTANTS, Loads
 from trappm.learner.physics.step_time import SHARPNESS
 from trappm.learner.workload import Array, BoolArray
 from trappm.profiler.devices.catalogue import Card

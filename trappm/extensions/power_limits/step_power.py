@@ -15,7 +15,7 @@ from trappm.extensions.power_limits.card_power import CardPower, power_of
 from trappm.extensions.power_limits.operating_point import Steps
 from trappm.learner.heads.device_heads import Heads
 from trappm.learner.heads.predictions import DeviceHeads
-from trappm.learner.physics.power.loads import Loads, loads_of
+from trappm.learner.physics.power import Loads, loads_of
 from trappm.learner.physics.step_time import StepTimePrior
 from trappm.learner.workload import Array, IntArray, Workload
 from trappm.prediction.costs import BestPowerLimit, Interval, Power

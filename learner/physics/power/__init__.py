@@ -1,1 +1,0 @@
-"""Power of a step by its kernels."""
