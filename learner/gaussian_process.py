@@ -29,13 +29,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from trappm.learner.interface import Array, FloatArray, IntArray
 from trappm.learner.stats.student_t import (
     DEGREES_OF_FREEDOM,
     losses,
     precisions,
     robust_deviation,
 )
-from trappm.learner.workload import Array, FloatArray, IntArray
 
 Float = TypeVar("Float", np.float32, np.float64)
 

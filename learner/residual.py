@@ -15,16 +15,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trappm.learner.estimator import joined_tensors, with_prefix
 from trappm.learner.gaussian_process import (
     LEAST_NOISE,
     FoldPredictions,
     GaussianProcess,
     fit_process,
 )
+from trappm.learner.interface import Array, IntArray, joined_tensors, with_prefix
 from trappm.learner.stats.folds import grouped_folds
 from trappm.learner.stats.student_t import robust_deviation
-from trappm.learner.workload import Array, IntArray
 from trappm.profiler.errors import InputError
 
 FOLDS = 5

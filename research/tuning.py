@@ -27,7 +27,7 @@ from research.evaluation.workbench import Workbench, show_progress
 from research.peers.baselines import Boosting, xgboost
 from research.peers.graph_networks import LAPTOP_SIZE, dippm, nnlqp
 from trappm.cli.options import AsJson, print_json
-from trappm.learner.estimator import Estimator
+from trappm.learner.interface import Estimator
 from trappm.learner.paper.encoder import Encoder
 from trappm.learner.paper.estimators import paper_estimator
 from trappm.learner.paper.presets import (

@@ -15,7 +15,7 @@ from trappm.cluster.campaign.next_job import Course
 from trappm.cluster.spec import CampaignBudget, CampaignSpec, runs_nothing
 from trappm.cluster.stop_rules import CampaignEnd, Stop, StopRules, forecast
 from trappm.cluster.training_report import LeftOut, Spent, TrainingReport
-from trappm.learner.workload import CompiledPair, TrainingLabel
+from trappm.learner.interface import CompiledPair, TrainingLabel
 from trappm.profiler.devices.catalogue import card_name
 from trappm.profiler.host.environment import stack_difference
 from trappm.profiler.records import METRICS, Execution, Provenance, is_cpu_device

@@ -12,9 +12,9 @@ import numpy as np
 from trappm.cluster.messages import Choice, ChoiceRequest
 from trappm.cluster.profiles import steps_of
 from trappm.cluster.spec import ALL, LEAST_TRAINING_LABELS, CampaignSpec
+from trappm.learner.interface import Workload
 from trappm.learner.stats.errors import split_architectures
 from trappm.learner.stats.folds import content_groups
-from trappm.learner.workload import Workload
 from trappm.profiler.devices.catalogue import (
     card_name,
     expected_memory_mib,

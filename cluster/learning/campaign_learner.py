@@ -28,7 +28,17 @@ from trappm.learner.acquisition import AcquisitionRequest, cold_start, strategy_
 from trappm.learner.acquisition.pool_knowledge import PoolKnowledge, probability_above
 from trappm.learner.heads.device_heads import Heads, train_heads
 from trappm.learner.heads.other_devices import similar_constants
-from trappm.learner.heads.predictions import DeviceHeads, Predictions, TrainedHeads
+from trappm.learner.interface import (
+    CompiledPair,
+    DeviceHeads,
+    Predictions,
+    TrainedHeads,
+    TrainingLabel,
+    Workload,
+    bounds_of,
+    errors_of,
+    targets_of,
+)
 from trappm.learner.paper.encoder import Encoder, make_encoder
 from trappm.learner.paper.presets import preset_named
 from trappm.learner.physics.devices.known_devices import KnownDevices, known_devices
@@ -39,14 +49,6 @@ from trappm.learner.snapshots.regressions import promote
 from trappm.learner.snapshots.snapshot import save_snapshot
 from trappm.learner.stats.errors import Accuracy, accuracy
 from trappm.learner.stats.folds import content_groups
-from trappm.learner.workload import (
-    CompiledPair,
-    TrainingLabel,
-    Workload,
-    bounds_of,
-    errors_of,
-    targets_of,
-)
 from trappm.profiler.devices.catalogue import CPU, USABLE_SHARE, known_spec
 from trappm.profiler.models.families import family_of
 from trappm.profiler.records import (

@@ -22,7 +22,7 @@ from trappm.learner.acquisition.pool_covariance import (
 )
 from trappm.learner.acquisition.request import AcquisitionRequest, Pick, explained
 from trappm.learner.gaussian_process import matern32, nystroem_root
-from trappm.learner.workload import Array, FloatArray
+from trappm.learner.interface import Array, FloatArray
 from trappm.profiler.errors import InputError
 
 NOISE_VARIANCE = 0.05

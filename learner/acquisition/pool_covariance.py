@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trappm.learner.workload import Array, FloatArray, IntArray
+from trappm.learner.interface import Array, FloatArray, IntArray
 
 WIDTH = 320
 """Largest number of features."""

@@ -14,13 +14,12 @@ from statistics import NormalDist
 import numpy as np
 
 from trappm.learner.acquisition.pool_covariance import LANDMARKS, PoolCovariance, narrow
-from trappm.learner.estimator import Estimate
 from trappm.learner.gaussian_process import Coordinates, matern32, nystroem_root
 from trappm.learner.heads.metric_head import OF_KERNELS, starting_prior
+from trappm.learner.interface import Array, BoolArray, Estimate, FloatArray, IntArray, Workload
 from trappm.learner.physics.devices.known_devices import KnownDevices
 from trappm.learner.physics.prior import Prior
 from trappm.learner.physics.step_time import StepTimePrior
-from trappm.learner.workload import Array, BoolArray, FloatArray, IntArray, Workload
 from trappm.profiler.devices.catalogue import DeviceSpec
 
 METRICS = ("step_time_ms", "memory_mib", "power_w")

@@ -25,7 +25,7 @@ from trappm.learner.acquisition.embedding_space import embedding_covariance
 from trappm.learner.acquisition.pool_covariance import PoolCovariance, PoolPosterior, narrow
 from trappm.learner.acquisition.request import AcquisitionRequest, Pick, explained
 from trappm.learner.acquisition.strategies import Representation
-from trappm.learner.workload import Array
+from trappm.learner.interface import Array
 
 FLOOR = 0.1
 """Least value of each factor, relative to its mean over the candidates (round number). The strategy

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from trappm.learner.acquisition.pool_covariance import PoolCovariance, embedding_points
-from trappm.learner.workload import Array, FloatArray, IntArray
+from trappm.learner.interface import Array, FloatArray, IntArray
 from trappm.profiler.errors import InputError
 
 

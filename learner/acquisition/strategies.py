@@ -6,7 +6,7 @@ import numpy as np
 
 from trappm.learner.acquisition.request import AcquisitionRequest, Pick, explained
 from trappm.learner.gaussian_process import matern32
-from trappm.learner.workload import Array, FloatArray, IntArray
+from trappm.learner.interface import Array, FloatArray, IntArray
 
 MOST_TARGETS = 1_000
 """Configurations, drawn uniformly, that represent a larger pool."""

@@ -27,14 +27,18 @@ import torch
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-from trappm.learner.estimator import Targets, joined_tensors, with_prefix
 from trappm.learner.heads.metric_head import OF_KERNELS, Head, Ours, starting_prior
-from trappm.learner.heads.predictions import (
+from trappm.learner.interface import (
     OTHER_START,
+    Array,
     DeviceHeads,
     Predictions,
     Settings,
+    Targets,
+    Workload,
+    joined_tensors,
     predictions_of,
+    with_prefix,
 )
 from trappm.learner.paper.presets import HeadPreset
 from trappm.learner.physics.cpu_priors import CpuMemoryPrior, CpuTimePrior
@@ -44,7 +48,6 @@ from trappm.learner.physics.memory import MemoryPrior
 from trappm.learner.physics.power import PowerPrior
 from trappm.learner.physics.prior import Prior
 from trappm.learner.physics.step_time import StepTimePrior
-from trappm.learner.workload import Array, Workload
 from trappm.profiler.devices.catalogue import USABLE_SHARE, process_memory_mib
 from trappm.profiler.errors import InputError
 from trappm.profiler.memory.training_loop import Loop

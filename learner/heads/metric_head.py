@@ -17,8 +17,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trappm.learner.estimator import Estimate, Model, Targets, joined_tensors, with_prefix
 from trappm.learner.gaussian_process import Coordinates
+from trappm.learner.interface import (
+    Array,
+    BoolArray,
+    Estimate,
+    IntArray,
+    Model,
+    Targets,
+    Workload,
+    joined_tensors,
+    with_prefix,
+)
 from trappm.learner.physics.cpu_priors import CpuMemoryPrior, CpuTimePrior
 from trappm.learner.physics.graph_prior import GraphPrior
 from trappm.learner.physics.memory import MemoryPrior
@@ -33,7 +43,6 @@ from trappm.learner.stats.calibration import (
     central_interval,
 )
 from trappm.learner.stats.folds import cluster_folds, grouped_folds
-from trappm.learner.workload import Array, BoolArray, IntArray, Workload
 from trappm.profiler.devices.catalogue import CPU, DeviceSpec
 from trappm.profiler.errors import InputError
 

@@ -9,18 +9,21 @@ from typing import Any, Self
 import numpy as np
 from torch import Tensor
 
-from trappm.learner.estimator import Targets, joined_tensors, with_prefix
-from trappm.learner.heads.predictions import (
+from trappm.learner.interface import (
     OTHER_START,
+    Array,
     DeviceHeads,
     Predictions,
     Settings,
+    Targets,
+    Workload,
+    joined_tensors,
     predictions_of,
+    with_prefix,
 )
 from trappm.learner.paper.estimators import embedded_vectors, paper_estimator
 from trappm.learner.paper.presets import HeadPreset
 from trappm.learner.paper.regressor import HeadNetwork, NetworkModel
-from trappm.learner.workload import Array, Workload
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import METRICS, OnProgress
 

@@ -24,10 +24,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from trappm.learner.estimator import joined_tensors, with_prefix
 from trappm.learner.heads.device_heads import Heads
 from trappm.learner.heads.metric_head import Head
-from trappm.learner.heads.predictions import Z90, TrainedHeads
+from trappm.learner.interface import Z90, TrainedHeads, joined_tensors, with_prefix
 from trappm.learner.physics.memory import MemoryPrior
 from trappm.learner.physics.prior import Prior
 from trappm.learner.physics.step_time import StepTimePrior, starting_constants

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Batch
 
-from trappm.learner.workload import FloatArray, IntArray
+from trappm.learner.interface import FloatArray, IntArray
 from trappm.profiler.graphs.features import OPERATORS
 
 MAX_DEPTH = 4

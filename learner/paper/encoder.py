@@ -28,13 +28,12 @@ from torch.nn import functional as F  # noqa: N812
 from torch_geometric.data import Batch
 from torch_geometric.nn import SAGEConv, global_add_pool
 
-from trappm.learner.estimator import with_prefix
+from trappm.learner.interface import FloatArray, with_prefix
 from trappm.learner.paper.distinct_nodes import classes_of, one_hot, propagate
 from trappm.learner.paper.graphs import Scaler, batches, fit_node_scaler, to_data
 from trappm.learner.paper.presets import EncoderPreset
 from trappm.learner.paper.training import torch_seeded, train
 from trappm.learner.stats.folds import grouped_folds, layers_hash
-from trappm.learner.workload import FloatArray
 from trappm.profiler.errors import InputError
 from trappm.profiler.graphs.features import NODE_FEATURES
 from trappm.profiler.records import Graph, OnProgress

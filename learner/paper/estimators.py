@@ -1,4 +1,4 @@
-"""Estimator of the papers, with the interface of `learner.estimator`."""
+"""Estimator of the papers, with the interface of `learner.interface`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from trappm.learner.interface import FloatArray, Workload
 from trappm.learner.paper.encoder import Encoder
 from trappm.learner.paper.graphs import join_vectors
 from trappm.learner.paper.presets import HeadPreset
 from trappm.learner.paper.regressor import HeadNetwork, Regressor
-from trappm.learner.workload import FloatArray, Workload
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Graph, OnProgress
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 
+from trappm.learner.interface import FloatArray, IntArray, Workload, cached_with_first
 from trappm.learner.paper.distinct_nodes import node_keys
-from trappm.learner.workload import FloatArray, IntArray, Workload, cached_with_first
 from trappm.profiler.errors import InputError
 from trappm.profiler.graphs.features import NODE_FEATURES, OPERATORS, node_features, static_features
 from trappm.profiler.records import Graph

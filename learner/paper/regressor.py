@@ -24,7 +24,17 @@ from torch.nn import functional as F  # noqa: N812
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import SAGEConv, global_add_pool
 
-from trappm.learner.estimator import Estimate, Model, Targets, joined_tensors, with_prefix
+from trappm.learner.interface import (
+    Array,
+    BoolArray,
+    Estimate,
+    FloatArray,
+    Model,
+    Targets,
+    Workload,
+    joined_tensors,
+    with_prefix,
+)
 from trappm.learner.paper.distinct_nodes import classes_of, one_hot, propagate
 from trappm.learner.paper.graphs import Scaler, batches, fit_node_scaler, to_data
 from trappm.learner.paper.presets import HeadPreset, Training
@@ -33,7 +43,6 @@ from trappm.learner.physics.prior import OPERATORS, operator_shares
 from trappm.learner.stats.calibration import Calibration, Familiarity, UnseenErrors
 from trappm.learner.stats.folds import grouped_folds
 from trappm.learner.stats.student_t import robust_deviation
-from trappm.learner.workload import Array, BoolArray, FloatArray, Workload
 from trappm.profiler.errors import InputError
 from trappm.profiler.graphs.features import NODE_FEATURES
 from trappm.profiler.records import OnProgress
@@ -247,7 +256,7 @@ class NetworkModel:
 
 @dataclass(frozen=True, eq=False)
 class Regressor:
-    """Recipe that trains networks for one metric on one device (`learner.estimator.Estimator`)."""
+    """Recipe that trains networks for one metric on one device (`learner.interface.Estimator`)."""
 
     least_labels: ClassVar[int] = LEAST_LABELS
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
+from trappm.learner.interface import Array
 from trappm.learner.paper.graphs import batches
-from trappm.learner.workload import Array
 from trappm.profiler.records import OnProgress
 
 # Round numbers, all four.

@@ -19,6 +19,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from trappm.learner.interface import Array, Workload
 from trappm.learner.physics.step_time import (
     LEAST_MS,
     PASSES,
@@ -29,7 +30,6 @@ from trappm.learner.physics.step_time import (
     terms_of,
     times_of,
 )
-from trappm.learner.workload import Array, Workload
 from trappm.profiler.devices.catalogue import spec_of
 from trappm.profiler.records import Phase
 from trappm.profiler.records.kernels import KernelKind

@@ -26,12 +26,12 @@ from typing import ClassVar, Self
 import numpy as np
 from torch import Tensor
 
+from trappm.learner.interface import Array, Workload, cached_with_first
 from trappm.learner.physics.graph_prior import FORWARD_SHARE, settings_and_operators
 from trappm.learner.physics.graph_prior import PRODUCTS as GRAPH_PRODUCTS
 from trappm.learner.physics.memory import MemoryPrior, amp_factor, step_memory
 from trappm.learner.physics.prior import OPERATORS, PriorSpec, TermPrior
 from trappm.learner.physics.step_time import BYTES_PER_PARAMETER, PRODUCTS
-from trappm.learner.workload import Array, Workload, cached_with_first
 from trappm.profiler.devices.catalogue import CPU
 from trappm.profiler.errors import InputError
 from trappm.profiler.graphs.nodes import BYTES_PER_ELEMENT

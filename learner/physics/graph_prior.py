@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trappm.learner.interface import Array, IntArray, Workload, cached_with_first
 from trappm.learner.physics.prior import OPERATORS, PriorSpec, TermPrior, operator_shares
-from trappm.learner.workload import Array, IntArray, Workload, cached_with_first
 from trappm.profiler.graphs.nodes import BYTES_PER_ELEMENT
 from trappm.profiler.records import Graph, MemoryFormat, Optimizer, Phase, Precision
 

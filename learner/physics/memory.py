@@ -24,8 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trappm.learner.interface import Array, BoolArray, Workload, cached_with_first
 from trappm.learner.physics.prior import OPERATORS, PriorSpec, TermPrior, operator_shares
-from trappm.learner.workload import Array, BoolArray, Workload, cached_with_first
 from trappm.profiler.devices.catalogue import CONTEXT_MIB, DeviceSpec
 from trappm.profiler.graphs.nodes import BYTES_PER_ELEMENT, VIEWS
 from trappm.profiler.memory.allocator import MIB

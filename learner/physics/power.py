@@ -22,10 +22,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from trappm.learner.estimator import joined_tensors, with_prefix
+from trappm.learner.interface import Array, IntArray, Workload, joined_tensors, with_prefix
 from trappm.learner.physics.prior import PriorSpec, TermPrior
 from trappm.learner.physics.step_time import Lookup, Peak, StepTimePrior, terms_of, times_of
-from trappm.learner.workload import Array, IntArray, Workload
 
 SPILL = 1.5
 """Sharpness of the transition from cache to memory: half of the bytes go to memory where a kernel

@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trappm.learner.interface import Array, Workload
 from trappm.learner.stats.student_t import map_fit
-from trappm.learner.workload import Array, Workload
 from trappm.profiler.records import Graph
 
 TRANSFER_TIGHTNESS = 0.15

@@ -25,9 +25,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from trappm.learner.interface import Array, BoolArray, IntArray, Workload, cached_with_first
 from trappm.learner.physics.prior import Prior
 from trappm.learner.stats.folds import drawn_rows
-from trappm.learner.workload import Array, BoolArray, IntArray, Workload, cached_with_first
 from trappm.profiler.devices.catalogue import DeviceSpec
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Optimizer, Phase, Precision

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from trappm.learner.interface import Array, CompiledPair, Workload
 from trappm.learner.physics.compiled_step import (
     CompiledStep,
     family_offsets,
@@ -23,7 +24,6 @@ from trappm.learner.physics.compiled_step import (
     times_of_pairs,
 )
 from trappm.learner.snapshots.manifest import CompiledRatio
-from trappm.learner.workload import Array, CompiledPair, Workload
 from trappm.profiler.records import Phase
 
 LEAST_PAIRS = 3

@@ -40,7 +40,7 @@ from trappm.profiler.files.untrusted import read_plain
 from trappm.profiler.records import METRICS, Phase
 
 if TYPE_CHECKING:
-    from trappm.learner.workload import TrainingLabel
+    from trappm.learner.interface import TrainingLabel
 
 MAX_SNAPSHOT_BYTES = 256 << 20
 """Limit of all files together; the shipped snapshot has 10 MiB."""

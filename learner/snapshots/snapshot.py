@@ -24,7 +24,7 @@ from safetensors.torch import save as save_tensors
 
 from trappm.learner.heads.device_heads import Heads, heads_from_tensors
 from trappm.learner.heads.other_devices import STEPS_BASIS, Basis, OtherDevices
-from trappm.learner.heads.predictions import DeviceHeads, Predictions, TrainedHeads
+from trappm.learner.interface import DeviceHeads, Predictions, TrainedHeads, TrainingLabel, Workload
 from trappm.learner.paper.presets import EncoderPreset, HeadPreset, LearnerPreset
 from trappm.learner.physics.memory import CONVOLUTION_FEATURES, FEATURE_GROUPS
 from trappm.learner.physics.prior import OPERATORS
@@ -45,7 +45,6 @@ from trappm.learner.snapshots.manifest import (
     sealed,
     write_folder,
 )
-from trappm.learner.workload import TrainingLabel, Workload
 from trappm.profiler.devices.catalogue import CPU, known_spec, read_name
 from trappm.profiler.errors import SnapshotError, one_line
 from trappm.profiler.graphs import features

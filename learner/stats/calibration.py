@@ -18,9 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trappm.learner.estimator import Targets
+from trappm.learner.interface import Array, BoolArray, IntArray, Targets
 from trappm.learner.stats.student_t import losses, robust_deviation
-from trappm.learner.workload import Array, BoolArray, IntArray
 from trappm.profiler.errors import InputError
 
 COVERAGE = 0.9

@@ -11,8 +11,8 @@ from typing import TypedDict
 
 import numpy as np
 
+from trappm.learner.interface import Array
 from trappm.learner.stats.calibration import LEVELS
-from trappm.learner.workload import Array
 from trappm.profiler.errors import InputError
 from trappm.profiler.models.families import family_of
 from trappm.profiler.records import Configuration

@@ -14,7 +14,7 @@ from dataclasses import fields
 
 import numpy as np
 
-from trappm.learner.workload import Array, IntArray, Workload, cached_with_first
+from trappm.learner.interface import Array, IntArray, Workload, cached_with_first
 from trappm.profiler.models.known_names import model_of
 from trappm.profiler.records import Graph
 from trappm.profiler.records.graph import graph_hash

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from trappm.learner.workload import Array, BoolArray
+from trappm.learner.interface import Array, BoolArray
 
 DEGREES_OF_FREEDOM = 4.0
 """Fixed, as Lange, Little and Taylor (1989) advise for few errors."""

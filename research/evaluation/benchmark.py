@@ -20,11 +20,10 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from trappm.learner.estimator import Estimate, Estimator, Model, Targets
+from trappm.learner.interface import Estimate, Estimator, Model, Targets, Workload
 from trappm.learner.stats.calibration import LEVELS
 from trappm.learner.stats.errors import Accuracy, accuracy, split_architectures
 from trappm.learner.stats.folds import content_groups
-from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
 from trappm.profiler.models.families import family_of
 from trappm.profiler.records import Configuration

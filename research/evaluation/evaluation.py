@@ -24,7 +24,7 @@ from research.evaluation.benchmark import (
 from research.evaluation.label_files import read_labels
 from research.evaluation.workbench import Prepared, Workbench
 from research.peers.predictors import ESTIMATORS
-from trappm.learner.estimator import Estimate, Estimator, Model
+from trappm.learner.interface import Estimate, Estimator, Model
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Measurement
 from trappm.profiler.records.step_scope import IN_TRAINING

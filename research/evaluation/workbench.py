@@ -20,11 +20,10 @@ import typer
 from research.evaluation.benchmark import PAPER_SEEDS, Samples
 from research.peers.predictors import Surroundings, estimator_named
 from trappm.cluster.pool_file import make_traces
-from trappm.learner.estimator import Estimator
+from trappm.learner.interface import Estimator, Workload
 from trappm.learner.paper.encoder import Encoder, make_encoder
 from trappm.learner.paper.presets import EncoderPreset
 from trappm.learner.snapshots.registry import Registry
-from trappm.learner.workload import Workload
 from trappm.profiler.devices.catalogue import USABLE_SHARE, card_name
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Execution, Graph, Measurement, Watch

@@ -20,11 +20,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from research.held_out import Array, robust_line
-from trappm.learner.estimator import Estimate, Model, Targets
+from trappm.learner.interface import Estimate, Model, Targets, Workload
 from trappm.learner.paper.graphs import Scaler, log_static_features
 from trappm.learner.paper.regressor import LEAST_LABELS, labelled
 from trappm.learner.physics.prior import Prior
-from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
 
 
@@ -51,7 +50,7 @@ class TabularEstimator:
         generator: np.random.Generator,
         start: Model | None = None,
     ) -> Fitted:
-        """Fit as `learner.estimator.Estimator`; raises InputError if a start is given."""
+        """Fit as `learner.interface.Estimator`; raises InputError if a start is given."""
         if start is not None:
             raise InputError(f"{self.name} cannot start from the weights of another device")
         rows, logs = labelled(workloads, targets)
@@ -135,7 +134,7 @@ class PriorAlone:
         generator: np.random.Generator,
         start: Model | None = None,
     ) -> PriorModel:
-        """Fit as `learner.estimator.Estimator`; from another device's constants with a start.
+        """Fit as `learner.interface.Estimator`; from another device's constants with a start.
 
         Raises:
             InputError: The start is of another method.
@@ -167,7 +166,7 @@ class FakeTensor:
         generator: np.random.Generator,
         start: Model | None = None,
     ) -> Fitted:
-        """Fit as `learner.estimator.Estimator`; two coefficients need no start.
+        """Fit as `learner.interface.Estimator`; two coefficients need no start.
 
         Raises:
             InputError: There are too few labels, or a workload has no estimate.

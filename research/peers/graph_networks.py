@@ -30,11 +30,11 @@ from torch.nn import functional as F  # noqa: N812
 from torch_geometric.data import Batch
 from torch_geometric.nn import SAGEConv
 
+from trappm.learner.interface import FloatArray, Workload
 from trappm.learner.paper.distinct_nodes import classes_of, propagate
 from trappm.learner.paper.graphs import log_static_features
 from trappm.learner.paper.presets import LAPTOP, PAPER, Training
 from trappm.learner.paper.regressor import Regressor
-from trappm.learner.workload import FloatArray, Workload
 from trappm.profiler.graphs.features import NODE_FEATURES, STATIC_FEATURES
 
 

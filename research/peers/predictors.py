@@ -7,13 +7,12 @@ from dataclasses import dataclass
 
 from research.peers.baselines import FakeTensor, PriorAlone, mlp, xgboost
 from research.peers.graph_networks import SIZES, dippm, nnlqp
-from trappm.learner.estimator import Estimator
 from trappm.learner.heads.metric_head import Ours, starting_prior
+from trappm.learner.interface import Estimator, Workload
 from trappm.learner.paper.encoder import Encoder
 from trappm.learner.paper.estimators import paper_estimator
 from trappm.learner.paper.presets import PRESETS, EncoderPreset
 from trappm.learner.physics.prior import Prior
-from trappm.learner.workload import Workload
 from trappm.profiler.devices.catalogue import spec_of
 from trappm.profiler.errors import InputError, from_extra
 from trappm.profiler.text import nearest

@@ -21,6 +21,7 @@ from research.data import data_folder
 from research.held_out import Array, held_out, percent_errors
 from research.priors import IsWriting
 from research.priors.steps import TRACES, Steps, Traces, kernels
+from trappm.learner.interface import Workload
 from trappm.learner.physics.compiled_step import (
     REFERENCE,
     CompiledStep,
@@ -29,7 +30,6 @@ from trappm.learner.physics.compiled_step import (
     save_reference,
 )
 from trappm.learner.physics.step_time import StepTimePrior
-from trappm.learner.workload import Workload
 from trappm.profiler.models.families import family_of
 from trappm.profiler.models.zoo import current_name
 from trappm.profiler.records import Execution, Graph, Optimizer, Phase, Precision

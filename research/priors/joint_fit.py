@@ -21,6 +21,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from trappm.learner.interface import Array, BoolArray, Workload
 from trappm.learner.physics.devices.known_devices import FILE
 from trappm.learner.physics.step_time import (
     CALM_STEPS,
@@ -41,7 +42,6 @@ from trappm.learner.physics.step_time import (
     spread_factor,
     student_loss,
 )
-from trappm.learner.workload import Array, BoolArray, Workload
 from trappm.profiler.devices.catalogue import DeviceSpec
 
 LEARNED_FROM = (

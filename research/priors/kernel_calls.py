@@ -20,7 +20,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from research.priors.joint_fit import Evidence
-from trappm.learner.workload import Array, Workload
+from trappm.learner.interface import Array, Workload
 from trappm.profiler.devices.catalogue import DeviceSpec
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Graph, MemoryFormat, Phase, Precision

@@ -31,8 +31,8 @@ from trappm.extensions.parallel.shared_step import predict_parallel
 from trappm.extensions.parallel.step_work import traced_work
 from trappm.extensions.transformers.model_heads import KNOWN, TransformerTimes
 from trappm.learner.heads.other_devices import known_of_others
+from trappm.learner.interface import Workload
 from trappm.learner.physics.step_time import Lookup, StepTimePrior, Terms, terms_of, times_of
-from trappm.learner.workload import Workload
 from trappm.profiler.devices.catalogue import DeviceSpec, spec_of
 from trappm.profiler.models.model_input import ExampleInputs
 from trappm.profiler.records import Graph, Optimizer, Phase, Precision

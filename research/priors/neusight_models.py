@@ -17,8 +17,8 @@ from torch import Tensor
 
 from research.priors.llm_foundry import bounds, known_constants
 from trappm.extensions.transformers.model_heads import transformer_times
+from trappm.learner.interface import Workload
 from trappm.learner.physics.step_time import Lookup, terms_of, times_of
-from trappm.learner.workload import Workload
 from trappm.profiler.devices.catalogue import known_spec
 from trappm.profiler.models.model_input import ExampleInputs
 from trappm.profiler.records import Graph, Phase, Precision

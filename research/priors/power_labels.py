@@ -23,11 +23,11 @@ from research.priors.power_fit import Labels
 from research.priors.steps import traced_label
 from research.snapshot.shipped_sheets import H100_FILES, our_attempts
 from trappm.extensions.power_limits.operating_point import Sheet
+from trappm.learner.interface import Workload
 from trappm.learner.physics.devices.known_devices import known_devices
 from trappm.learner.physics.power import MEASURED, loads_of
 from trappm.learner.physics.step_time import StepTimePrior
 from trappm.learner.snapshots.snapshot import load_snapshot
-from trappm.learner.workload import Workload
 from trappm.prediction.snapshot_choice import SHIPPED
 from trappm.profiler.devices.catalogue import card_of, spec_of
 from trappm.profiler.models.model_input import Sample

@@ -24,10 +24,10 @@ from research.importers import node_steps
 from research.priors.joint_fit import Distribution, Evidence, JointFit
 from research.snapshot.shipped_sheets import H100_FILES, our_labels
 from trappm.cluster.profiles import trace_of
+from trappm.learner.interface import Workload
 from trappm.learner.physics.prior import Prior
 from trappm.learner.physics.step_time import spreads, starting_constants
 from trappm.learner.stats.folds import content_groups
-from trappm.learner.workload import Workload
 from trappm.profiler.devices.catalogue import known_spec, read_name, spec_of
 from trappm.profiler.models.zoo import current_name
 from trappm.profiler.records import (

@@ -28,7 +28,7 @@ from trappm.learner.acquisition import (
 from trappm.learner.acquisition.pool_knowledge import PoolKnowledge, probability_above
 from trappm.learner.acquisition.request import AcquisitionRequest, Pick, explained
 from trappm.learner.acquisition.strategies import RandomChoice
-from trappm.learner.estimator import Estimate, Estimator, Model
+from trappm.learner.interface import Estimate, Estimator, Model
 from trappm.learner.paper.training import torch_seeded
 from trappm.learner.stats.errors import split_architectures
 from trappm.profiler.devices.catalogue import DeviceSpec

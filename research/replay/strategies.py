@@ -20,12 +20,11 @@ from torch import Tensor, nn
 from trappm.learner.acquisition.pool_variance import PoolReduction
 from trappm.learner.acquisition.request import AcquisitionRequest, Pick, Strategy, explained
 from trappm.learner.acquisition.strategies import Representation
-from trappm.learner.estimator import Model
 from trappm.learner.gaussian_process import pairwise
 from trappm.learner.heads.metric_head import Head
+from trappm.learner.interface import Array, FloatArray, IntArray, Model, Workload
 from trappm.learner.paper.regressor import NetworkModel
 from trappm.learner.physics.prior import Prior
-from trappm.learner.workload import Array, FloatArray, IntArray, Workload
 from trappm.profiler.errors import InputError
 
 RESIDUAL_DEVIATION = 0.08

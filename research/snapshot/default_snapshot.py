@@ -52,7 +52,7 @@ from research.snapshot.shipped_sheets import (
 from trappm.learner.heads.device_heads import Heads
 from trappm.learner.heads.metric_head import Head, Ours, starting_prior
 from trappm.learner.heads.other_devices import OTHERS, known_of_others
-from trappm.learner.heads.predictions import TrainedHeads
+from trappm.learner.interface import TrainedHeads, TrainingLabel
 from trappm.learner.paper.presets import LAPTOP
 from trappm.learner.physics.memory import MemoryPrior
 from trappm.learner.physics.power import LEARNED_FROM as POWER_LEARNED_FROM
@@ -60,7 +60,6 @@ from trappm.learner.physics.prior import Prior
 from trappm.learner.physics.step_time import StepTimePrior
 from trappm.learner.snapshots.manifest import MANIFEST
 from trappm.learner.snapshots.snapshot import SnapshotInfo, load_snapshot, save_snapshot
-from trappm.learner.workload import TrainingLabel
 from trappm.prediction.snapshot_choice import SHIPPED
 from trappm.profiler.devices.catalogue import card_name, spec_of
 from trappm.profiler.errors import InputError, TrappmError

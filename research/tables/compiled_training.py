@@ -15,8 +15,8 @@ import pandas as pd
 
 from research.held_out import percent_errors
 from research.priors.steps import DASHBOARD_FILE
+from trappm.learner.interface import Workload
 from trappm.learner.physics.compiled_step import log_ratio
-from trappm.learner.workload import Workload
 from trappm.profiler.models.families import family_of
 from trappm.profiler.records import Execution, Precision, StepSettings
 from trappm.profiler.records.trace import TraceSettings

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trappm.learner.workload import Workload
+from trappm.learner.interface import Workload
 from trappm.profiler.records import MemoryFormat, Optimizer, Phase, Precision, StepSettings
 from trappm.profiler.records.allocations import ConvolutionKind
 from trappm.profiler.records.trace import TraceSettings

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from trappm.learner.interface import Workload
 from trappm.learner.physics.step_time import StepTimePrior, group_rows
-from trappm.learner.workload import Workload
 from trappm.profiler.records import Graph, MemoryFormat, Phase, Precision
 from trappm.profiler.records.kernels import (
     KernelKind,

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from trappm.learner.interface import Workload
 from trappm.learner.paper.encoder import train_encoder
 from trappm.learner.paper.presets import LAPTOP
-from trappm.learner.workload import Workload
 from trappm.profiler.records import Graph
 
 torch.set_num_threads(1)

@@ -4,9 +4,9 @@ from functools import cache
 
 import numpy as np
 
+from trappm.learner.interface import Workload
 from trappm.learner.physics.power import CONSTANTS, loads_of
 from trappm.learner.physics.step_time import StepTimePrior
-from trappm.learner.workload import Workload
 from trappm.profiler.devices.catalogue import card_of, spec_of
 from trappm.profiler.records import Graph, Phase
 from trappm.profiler.trace import trace

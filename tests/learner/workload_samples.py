@@ -2,9 +2,8 @@
 
 import numpy as np
 
-from trappm.learner.estimator import Targets
 from trappm.learner.heads.device_heads import train_heads
-from trappm.learner.workload import Workload
+from trappm.learner.interface import Targets, Workload
 from trappm.profiler.records import METRICS, Graph
 
 

@@ -17,9 +17,8 @@ from research.evaluation.benchmark import (
     summarize,
 )
 from research.peers.predictors import ESTIMATORS, Surroundings, check_names, estimator_named
-from trappm.learner.estimator import Estimate
+from trappm.learner.interface import Estimate, Workload
 from trappm.learner.stats.folds import content_groups
-from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
 from trappm.profiler.models.families import family_of
 from trappm.profiler.records import Configuration, Graph

@@ -11,7 +11,7 @@ from research.replay.replay import named_strategy
 from research.replay.strategies import STUDIED, ReplayRequest, gradients_of
 from trappm.learner.acquisition import PoolCovariance
 from trappm.learner.acquisition.strategies import Representation
-from trappm.learner.estimator import Estimate
+from trappm.learner.interface import Estimate
 from trappm.profiler.errors import InputError
 
 

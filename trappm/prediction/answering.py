@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trappm.learner.heads.device_heads import Heads
-from trappm.learner.heads.predictions import Z90, DeviceHeads, Predictions
+from trappm.learner.interface import Z90, DeviceHeads, Predictions, Workload
 from trappm.learner.physics.compiled_step import (
     MEMORY_BELOW_90,
     PARTS,
@@ -21,7 +21,6 @@ from trappm.learner.physics.compiled_step import (
     log_ratio,
 )
 from trappm.learner.physics.prior import UPDATE_SHARE
-from trappm.learner.workload import Workload
 from trappm.prediction import costs
 from trappm.prediction.device_names import device_title
 from trappm.prediction.fitting import (

@@ -20,8 +20,7 @@ from trappm.profiler.files.untrusted import load_yaml
 from trappm.profiler.host.environment import data_folder
 
 if TYPE_CHECKING:
-    from trappm.learner.heads.predictions import DeviceHeads
-    from trappm.learner.workload import Workload
+    from trappm.learner.interface import DeviceHeads, Workload
 
 Interval = tuple[float, float, float]
 """Median, low and high."""

@@ -36,7 +36,7 @@ from trappm.profiler.records import (
 if TYPE_CHECKING:
     import torch
 
-    from trappm.learner.heads.predictions import TrainedHeads
+    from trappm.learner.interface import TrainedHeads
     from trappm.learner.snapshots.manifest import Manifest
     from trappm.learner.snapshots.snapshot import Snapshot
     from trappm.prediction.models.subjects import Subject

@@ -23,10 +23,10 @@ from trappm.cluster.messages import Choice, ChoiceRequest
 from trappm.cluster.profiles import trace_of
 from trappm.learner.acquisition import STRATEGIES
 from trappm.learner.acquisition.pool_knowledge import PoolKnowledge
+from trappm.learner.interface import TrainingLabel
 from trappm.learner.paper.presets import PRESETS
 from trappm.learner.physics.devices.known_devices import known_devices
 from trappm.learner.snapshots.snapshot import load_snapshot
-from trappm.learner.workload import TrainingLabel
 from trappm.profiler.devices.catalogue import spec_of
 from trappm.profiler.errors import InputError
 from trappm.profiler.host import procfs

@@ -10,8 +10,8 @@ from trappm.cluster.learning.campaign_learner import (
     better_heads,
 )
 from trappm.cluster.training_report import TransferErrors
+from trappm.learner.interface import TrainingLabel
 from trappm.learner.snapshots.snapshot import load_snapshot
-from trappm.learner.workload import TrainingLabel
 from trappm.profiler.records import METRICS
 from trappm.profiler.trace import trace
 

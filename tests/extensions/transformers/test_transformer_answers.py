@@ -14,8 +14,8 @@ from trappm.extensions.transformers.model_heads import (
     transformer_times,
 )
 from trappm.learner.heads.other_devices import known_of_others
+from trappm.learner.interface import Workload
 from trappm.learner.physics.step_time import StepTimePrior
-from trappm.learner.workload import Workload
 from trappm.prediction.models.subjects import subject_of
 from trappm.prediction.question import Question
 from trappm.prediction.snapshot_choice import snapshots_that_answer

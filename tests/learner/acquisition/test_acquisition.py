@@ -20,9 +20,9 @@ from trappm.learner.acquisition.pool_knowledge import PoolKnowledge, probability
 from trappm.learner.acquisition.pool_variance import PoolReduction, taught_by_bounds
 from trappm.learner.acquisition.strategies import Representation
 from trappm.learner.gaussian_process import matern32
+from trappm.learner.interface import Workload
 from trappm.learner.physics.devices.known_devices import known_devices
 from trappm.learner.physics.step_time import StepTimePrior
-from trappm.learner.workload import Workload
 from trappm.profiler.devices.catalogue import spec_of
 from trappm.profiler.errors import InputError
 from trappm.profiler.trace import trace

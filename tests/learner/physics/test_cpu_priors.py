@@ -5,14 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from trappm.learner.estimator import Targets
 from trappm.learner.heads.device_heads import train_heads
 from trappm.learner.heads.metric_head import Ours
+from trappm.learner.interface import Targets, Workload
 from trappm.learner.paper.presets import preset_named
 from trappm.learner.physics.cpu_priors import SHARED, CpuMemoryPrior, CpuTimePrior
 from trappm.learner.physics.cpu_priors import TIME_SPEC as SPEC
 from trappm.learner.physics.graph_prior import GraphPrior
-from trappm.learner.workload import Workload
 from trappm.profiler.devices.catalogue import spec_of
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import METRICS, Graph

@@ -10,6 +10,7 @@ import pytest
 import torch
 from feature_zoo import Convolutions, OtherOperators, in_all_settings, one_convolution
 
+from trappm.learner.interface import Workload
 from trappm.learner.physics.cpu_priors import CpuMemoryPrior, CpuTimePrior
 from trappm.learner.physics.graph_prior import GraphPrior
 from trappm.learner.physics.memory import SCRATCH_KINDS, MemoryPrior, step_memory
@@ -17,7 +18,6 @@ from trappm.learner.physics.power import PowerPrior
 from trappm.learner.physics.prior import OPERATORS, operator_shares
 from trappm.learner.physics.step_time import SHARE_GROUPS, StepTimePrior, starting_constants
 from trappm.learner.snapshots.snapshot import FEATURE_VERSIONS as VERSIONS
-from trappm.learner.workload import Workload
 from trappm.profiler.devices.catalogue import DeviceSpec
 from trappm.profiler.records import Graph, MemoryFormat, Phase, Precision
 from trappm.profiler.records.allocations import Allocations, ConvolutionKind, Event

@@ -7,11 +7,10 @@ import pytest
 import torch
 from workload_samples import mape
 
-from trappm.learner.estimator import Targets
 from trappm.learner.heads.metric_head import Head, Ours
+from trappm.learner.interface import Targets, Workload
 from trappm.learner.physics.graph_prior import GraphPrior
 from trappm.learner.physics.memory import PROCESS_MIB, MemoryPrior, step_memory
-from trappm.learner.workload import Workload
 from trappm.profiler.devices.catalogue import spec_of
 from trappm.profiler.errors import InputError
 from trappm.profiler.memory.replay import memory_of

@@ -8,11 +8,11 @@ import torch
 from power_steps import PRIOR, steps_of, traced_workloads, traces
 
 from trappm.learner.heads.device_heads import heads_from_tensors, train_heads
+from trappm.learner.interface import Workload
 from trappm.learner.paper.presets import LAPTOP
 from trappm.learner.physics.graph_prior import GraphPrior
 from trappm.learner.physics.power import PowerPrior, loads_of
 from trappm.learner.physics.step_time import StepTimePrior
-from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Graph, Phase, Precision
 from trappm.profiler.records.trace import TraceSettings

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_samples import ROWS, error, inference, moved, networks, workload
 
+from trappm.learner.interface import Workload
 from trappm.learner.physics.devices.known_devices import known_devices
 from trappm.learner.physics.step_time import StepTimePrior, spreads
-from trappm.learner.workload import Workload
 from trappm.profiler.devices.catalogue import CPU, known_spec, spec_of
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Graph, Optimizer, Phase, Precision

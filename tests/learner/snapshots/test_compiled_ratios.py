@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from trappm.learner.interface import CompiledPair, Workload
 from trappm.learner.physics.compiled_step import (
     PARTS,
     CompiledStep,
@@ -13,7 +14,6 @@ from trappm.learner.physics.compiled_step import (
     times_of_pairs,
 )
 from trappm.learner.snapshots.compiled_ratios import compiled_ratios
-from trappm.learner.workload import CompiledPair, Workload
 from trappm.profiler.models.families import family_of
 from trappm.profiler.records import Execution, Graph, Phase
 from trappm.profiler.records.trace import TraceSettings

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from trappm.learner.heads.device_heads import train_heads
-from trappm.learner.heads.predictions import TrainedHeads
+from trappm.learner.interface import TrainedHeads
 from trappm.learner.snapshots import manifest as manifests
 from trappm.learner.snapshots.manifest import label_set_hash, sealed
 from trappm.learner.snapshots.snapshot import copy_snapshot, load_snapshot, save_snapshot

@@ -3,12 +3,11 @@
 import numpy as np
 
 from trappm.learner.heads.device_heads import train_heads
-from trappm.learner.heads.predictions import TrainedHeads
+from trappm.learner.interface import TrainedHeads, TrainingLabel, Workload
 from trappm.learner.paper.encoder import train_encoder
 from trappm.learner.paper.presets import LAPTOP
 from trappm.learner.snapshots.registry import Registry
 from trappm.learner.snapshots.snapshot import load_snapshot, save_snapshot
-from trappm.learner.workload import TrainingLabel, Workload
 from trappm.prediction.snapshot_choice import SHIPPED
 from trappm.profiler.records import Phase, Provenance
 from trappm.profiler.trace import trace

@@ -10,9 +10,9 @@ from snapshot_samples import shipped_heads, snapshot_of
 from store_samples import configuration, measurement
 
 import trappm
+from trappm.learner.interface import Workload
 from trappm.learner.physics.compiled_step import PARTS, log_ratio
 from trappm.learner.snapshots.manifest import CompiledRatio
-from trappm.learner.workload import Workload
 from trappm.prediction.prediction import Prediction, quantity
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Execution, Graph, Phase, StepSettings

@@ -10,7 +10,7 @@ from snapshot_samples import shipped_heads
 from torch import nn
 
 import trappm
-from trappm.learner.workload import Workload
+from trappm.learner.interface import Workload
 from trappm.profiler.devices.catalogue import process_memory_mib
 from trappm.profiler.records import Phase
 from trappm.profiler.trace import trace

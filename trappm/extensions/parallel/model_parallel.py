@@ -24,6 +24,7 @@ from trappm.extensions.parallel.schedules import (
     expected_most,
 )
 from trappm.extensions.parallel.step_work import blocks_of
+from trappm.learner.interface import Workload
 from trappm.learner.physics.step_time import (
     PRODUCTS,
     SHARPNESS,
@@ -33,7 +34,6 @@ from trappm.learner.physics.step_time import (
     terms_of,
     times_of,
 )
-from trappm.learner.workload import Workload
 from trappm.profiler.errors import InputError
 from trappm.profiler.records.kernels import KernelKind, KernelTable, Pass, Size
 from trappm.profiler.records.step_scope import StepScope

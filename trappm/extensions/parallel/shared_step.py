@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from trappm.extensions.parallel.rank_memory import MemoryNeeds
     from trappm.extensions.parallel.schedules import StepSchedule
     from trappm.extensions.parallel.step_work import StepWork
-    from trappm.learner.heads.predictions import TrainedHeads
-    from trappm.learner.workload import Workload
+    from trappm.learner.interface import TrainedHeads, Workload
     from trappm.prediction.models.subjects import Subject
     from trappm.prediction.prediction import Prediction
 
@@ -429,7 +428,7 @@ def _workload(
 ) -> tuple[Workload, Any]:
     """Return the step with its trace and kernels, and the prior of its time, if any."""
     from trappm.learner.heads.device_heads import Heads
-    from trappm.learner.workload import Workload
+    from trappm.learner.interface import Workload
 
     settings = question.settings(trained)
     trace = subject.trace(settings, Phase.TRAIN, batch_size)

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from trappm.learner.interface import Workload
 from trappm.learner.physics.prior import UPDATE_SHARE
 from trappm.learner.physics.step_time import PRODUCTS, Lookup, StepTimePrior, terms_of, times_of
-from trappm.learner.workload import Workload
 from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.records.allocations import Allocations, Event
 from trappm.profiler.records.kernels import KernelKind, KernelTable, Pass, Size

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from trappm.learner.interface import Array, BoolArray
 from trappm.learner.physics.power import CONSTANTS, Loads
 from trappm.learner.physics.step_time import SHARPNESS
-from trappm.learner.workload import Array, BoolArray
 from trappm.profiler.devices.catalogue import Card
 from trappm.profiler.errors import InputError
 

@@ -14,10 +14,9 @@ import numpy as np
 from trappm.extensions.power_limits.card_power import CardPower, power_of
 from trappm.extensions.power_limits.operating_point import Steps
 from trappm.learner.heads.device_heads import Heads
-from trappm.learner.heads.predictions import DeviceHeads
+from trappm.learner.interface import Array, DeviceHeads, IntArray, Workload
 from trappm.learner.physics.power import Loads, loads_of
 from trappm.learner.physics.step_time import StepTimePrior
-from trappm.learner.workload import Array, IntArray, Workload
 from trappm.prediction.costs import BestPowerLimit, Interval, Power
 from trappm.profiler.devices.catalogue import card_of, spec_of
 from trappm.profiler.errors import InputError

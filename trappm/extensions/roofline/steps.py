@@ -23,7 +23,7 @@ import torch
 
 from trappm.extensions.roofline.roofs import BANDWIDTH, COMPUTE, LAUNCH, KnownDevice, known_device
 from trappm.learner.heads.device_heads import Heads
-from trappm.learner.heads.predictions import TrainedHeads
+from trappm.learner.interface import TrainedHeads, Workload
 from trappm.learner.physics.devices.known_devices import known_devices
 from trappm.learner.physics.step_time import (
     PRODUCTS,
@@ -33,7 +33,6 @@ from trappm.learner.physics.step_time import (
     terms_of,
     times_of,
 )
-from trappm.learner.workload import Workload
 from trappm.profiler.devices.catalogue import spec_of
 from trappm.profiler.errors import SnapshotError, UnsupportedModelError
 from trappm.profiler.records import StepSettings

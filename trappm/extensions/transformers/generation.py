@@ -227,7 +227,7 @@ def step_times_ms(
         transformer_times,
     )
     from trappm.learner.heads.other_devices import Basis, known_of_others
-    from trappm.learner.workload import Workload
+    from trappm.learner.interface import Workload
     from trappm.profiler.devices.catalogue import CPU, known_spec
     from trappm.profiler.records import Graph
     from trappm.profiler.records.step_scope import StepScope

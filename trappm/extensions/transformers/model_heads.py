@@ -21,15 +21,13 @@ import numpy.typing as npt
 from torch import Tensor
 
 from trappm.extensions.transformers.model_names import is_transformer
-from trappm.learner.estimator import Estimate
 from trappm.learner.heads.device_heads import Heads
 from trappm.learner.heads.metric_head import Head
 from trappm.learner.heads.other_devices import OtherDevices, head_of
-from trappm.learner.heads.predictions import Z90, TrainedHeads
+from trappm.learner.interface import Z90, Estimate, TrainedHeads, Workload
 from trappm.learner.physics.prior import Prior
 from trappm.learner.physics.step_time import PRODUCTS, Peak, StepTimePrior, group_rows
 from trappm.learner.stats.calibration import LEVELS, Calibration
-from trappm.learner.workload import Workload
 from trappm.profiler.devices.catalogue import DeviceSpec, known_spec, read_name
 from trappm.profiler.models.pool import Attention
 from trappm.profiler.records import Precision
