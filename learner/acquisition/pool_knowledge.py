@@ -15,7 +15,7 @@ import numpy as np
 
 from trappm.learner.acquisition.pool_covariance import LANDMARKS, PoolCovariance, narrow
 from trappm.learner.gaussian_process import Coordinates, matern32, nystroem_root
-from trappm.learner.heads.metric_head import OF_KERNELS, starting_prior
+from trappm.learner.heads.physics_heads import OF_KERNELS, starting_prior
 from trappm.learner.interface import Array, BoolArray, Estimate, FloatArray, IntArray, Workload
 from trappm.learner.physics.devices.known_devices import KnownDevices
 from trappm.learner.physics.prior import Prior

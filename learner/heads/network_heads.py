@@ -87,7 +87,7 @@ def train_networks(
     init: DeviceHeads | None,
     on_progress: OnProgress,
 ) -> NetworkHeads:
-    """Train networks on n labels that `learner.heads.device_heads.train_heads` has checked.
+    """Train networks on n labels that `learner.heads.physics_heads.train_heads` has checked.
 
     With `init`, the networks of another device are fine-tuned (TraPPM, Table V).
 

@@ -24,13 +24,11 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from trappm.learner.heads.device_heads import Heads
-from trappm.learner.heads.metric_head import Head
+from trappm.learner.heads.physics_heads import Head, Heads, Residual
 from trappm.learner.interface import Z90, TrainedHeads, joined_tensors, with_prefix
 from trappm.learner.physics.memory import MemoryPrior
 from trappm.learner.physics.prior import Prior
 from trappm.learner.physics.step_time import StepTimePrior, starting_constants
-from trappm.learner.residual import Residual
 from trappm.learner.stats.calibration import Calibration
 from trappm.profiler.devices.catalogue import CPU, known_spec, most_similar, read_name
 from trappm.profiler.records import MemoryFormat, Optimizer, Phase, Precision, StepSettings

@@ -54,7 +54,7 @@ class HeadPreset(Training):
     """Output width of each fully connected layer before the linear one."""
     dropout: float
     physical_prior: bool
-    """True if heads have a physical prior (`learner.heads.metric_head`) instead of a network."""
+    """True if heads have a physical prior (`learner.heads.physics_heads`) instead of a network."""
     distinct: bool = True
     """Compute equal nodes of a batch once (`distinct_nodes`)."""
 

@@ -1,7 +1,7 @@
 """Physical priors: a formula for one metric, with a few constants that labels refine.
 
 Constants start from specifications, so a prior predicts without any label. A residual model
-(`learner.residual`) learns from the prior's features what the formula cannot explain.
+(`learner.heads.physics_heads`) learns from the prior's features what the formula cannot explain.
 
 Most priors are `TermPrior`s: `sum_k exp(theta_k) * term_k`. The terms are in the metric's unit for
 a reference device; the coefficients say how a device differs from it. Their log-normal priors keep

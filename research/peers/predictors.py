@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from research.peers.baselines import FakeTensor, PriorAlone, mlp, xgboost
 from research.peers.graph_networks import SIZES, dippm, nnlqp
-from trappm.learner.heads.metric_head import Ours, starting_prior
+from trappm.learner.heads.physics_heads import Ours, starting_prior
 from trappm.learner.interface import Estimator, Workload
 from trappm.learner.paper.encoder import Encoder
 from trappm.learner.paper.estimators import paper_estimator

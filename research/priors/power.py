@@ -25,7 +25,7 @@ from research.priors.power_labels import EPOCHS, Rows, h100, zeus
 from research.priors.steps import TRACES, Traces
 from trappm.extensions.power_limits.card_power import CardPower
 from trappm.extensions.power_limits.step_power import UNTIMED, StepPower
-from trappm.learner.heads.metric_head import Ours
+from trappm.learner.heads.physics_heads import Ours
 from trappm.learner.interface import Targets
 from trappm.learner.physics.power import MEASURED, UNKNOWN, PowerPrior, write
 from trappm.learner.physics.step_time import StepTimePrior

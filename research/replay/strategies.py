@@ -21,7 +21,7 @@ from trappm.learner.acquisition.pool_variance import PoolReduction
 from trappm.learner.acquisition.request import AcquisitionRequest, Pick, Strategy, explained
 from trappm.learner.acquisition.strategies import Representation
 from trappm.learner.gaussian_process import pairwise
-from trappm.learner.heads.metric_head import Head
+from trappm.learner.heads.physics_heads import Head
 from trappm.learner.interface import Array, FloatArray, IntArray, Model, Workload
 from trappm.learner.paper.regressor import NetworkModel
 from trappm.learner.physics.prior import Prior

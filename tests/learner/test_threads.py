@@ -6,7 +6,7 @@ import pytest
 import torch
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from trappm.learner.heads.device_heads import side_by_side
+from trappm.learner.heads.physics_heads import side_by_side
 
 
 def blas_threads():

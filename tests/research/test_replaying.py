@@ -21,7 +21,7 @@ from research.replay.command import (
 )
 from research.replay.replay import JUDGED, Bench, Point, named_strategy, replay
 from trappm.learner.acquisition import STRATEGIES
-from trappm.learner.heads.metric_head import Ours
+from trappm.learner.heads.physics_heads import Ours
 from trappm.learner.interface import Estimate
 from trappm.learner.physics.graph_prior import GraphPrior
 from trappm.learner.stats.errors import split_architectures

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
-from trappm.learner.heads.device_heads import Heads
+from trappm.learner.heads.physics_heads import Heads
 from trappm.learner.interface import Z90, DeviceHeads, Predictions, Workload
 from trappm.learner.physics.compiled_step import (
     MEMORY_BELOW_90,

@@ -6,7 +6,7 @@ import torch
 from kernel_samples import networks
 from workload_samples import mape, targets
 
-from trappm.learner.heads.metric_head import Ours, starting_prior
+from trappm.learner.heads.physics_heads import Ours, starting_prior
 from trappm.learner.physics.step_time import PRODUCTS, StepTimePrior
 from trappm.profiler.devices.catalogue import spec_of
 from trappm.profiler.records.kernels import KernelKind, Size

@@ -8,7 +8,7 @@ import torch
 from workload_samples import errors_percent as errors
 from workload_samples import trained_heads as train
 
-from trappm.learner.heads.device_heads import heads_from_tensors, train_heads
+from trappm.learner.heads.physics_heads import heads_from_tensors, train_heads
 from trappm.learner.interface import Workload
 from trappm.profiler.devices.catalogue import USABLE_SHARE
 from trappm.profiler.errors import InputError

@@ -5,8 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from trappm.learner.heads.device_heads import train_heads
-from trappm.learner.heads.metric_head import Ours
+from trappm.learner.heads.physics_heads import Ours, train_heads
 from trappm.learner.interface import Targets, Workload
 from trappm.learner.paper.presets import preset_named
 from trappm.learner.physics.cpu_priors import SHARED, CpuMemoryPrior, CpuTimePrior

@@ -7,7 +7,7 @@ import pytest
 import torch
 from workload_samples import mape
 
-from trappm.learner.heads.metric_head import Head, Ours
+from trappm.learner.heads.physics_heads import Head, Ours
 from trappm.learner.interface import Targets, Workload
 from trappm.learner.physics.graph_prior import GraphPrior
 from trappm.learner.physics.memory import PROCESS_MIB, MemoryPrior, step_memory

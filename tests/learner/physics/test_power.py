@@ -7,7 +7,7 @@ import pytest
 import torch
 from power_steps import PRIOR, steps_of, traced_workloads, traces
 
-from trappm.learner.heads.device_heads import heads_from_tensors, train_heads
+from trappm.learner.heads.physics_heads import heads_from_tensors, train_heads
 from trappm.learner.interface import Workload
 from trappm.learner.paper.presets import LAPTOP
 from trappm.learner.physics.graph_prior import GraphPrior

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from trappm.learner.heads.device_heads import train_heads
+from trappm.learner.heads.physics_heads import train_heads
 from trappm.learner.interface import TrainedHeads
 from trappm.learner.snapshots import manifest as manifests
 from trappm.learner.snapshots.manifest import label_set_hash, sealed

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from trappm.learner.heads.device_heads import train_heads
+from trappm.learner.heads.physics_heads import train_heads
 from trappm.learner.interface import TrainedHeads, TrainingLabel, Workload
 from trappm.learner.paper.encoder import train_encoder
 from trappm.learner.paper.presets import LAPTOP

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from snapshot_samples import graphs, hasty_encoder, snapshot_of, trained
 
 import trappm
-from trappm.learner.heads.device_heads import Heads
+from trappm.learner.heads.physics_heads import Heads
 from trappm.learner.paper.presets import LAPTOP
 from trappm.prediction.device_names import OWN
 from trappm.prediction.fitting import (

@@ -427,7 +427,7 @@ def _workload(
     question: Question, subject: Subject, trained: TrainedHeads, batch_size: int
 ) -> tuple[Workload, Any]:
     """Return the step with its trace and kernels, and the prior of its time, if any."""
-    from trappm.learner.heads.device_heads import Heads
+    from trappm.learner.heads.physics_heads import Heads
     from trappm.learner.interface import Workload
 
     settings = question.settings(trained)

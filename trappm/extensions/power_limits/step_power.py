@@ -13,7 +13,7 @@ import numpy as np
 
 from trappm.extensions.power_limits.card_power import CardPower, power_of
 from trappm.extensions.power_limits.operating_point import Steps
-from trappm.learner.heads.device_heads import Heads
+from trappm.learner.heads.physics_heads import Heads
 from trappm.learner.interface import Array, DeviceHeads, IntArray, Workload
 from trappm.learner.physics.power import Loads, loads_of
 from trappm.learner.physics.step_time import StepTimePrior

@@ -22,7 +22,7 @@ import numpy.typing as npt
 import torch
 
 from trappm.extensions.roofline.roofs import BANDWIDTH, COMPUTE, LAUNCH, KnownDevice, known_device
-from trappm.learner.heads.device_heads import Heads
+from trappm.learner.heads.physics_heads import Heads
 from trappm.learner.interface import TrainedHeads, Workload
 from trappm.learner.physics.devices.known_devices import known_devices
 from trappm.learner.physics.step_time import (
@@ -40,7 +40,7 @@ from trappm.profiler.records.kernels import KernelKind, Kernels, KernelTable, Pa
 from trappm.profiler.text import number_text
 
 if TYPE_CHECKING:
-    from trappm.learner.heads.metric_head import Head
+    from trappm.learner.heads.physics_heads import Head
     from trappm.learner.physics.prior import Prior
     from trappm.prediction.models.subjects import Subject
     from trappm.prediction.question import Question

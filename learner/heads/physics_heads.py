@@ -1,0 +1,778 @@
+"""Heads of a device: one per metric, each with a physical prior, a residual and an interval.
+
+    log value = prior (a formula with few constants) + residual (learned) +- calibrated interval
+
+    step time   simulated kernels (`step_time`), on CPUs a sum over the kernels (`cpu_priors`)
+    memory      simulated step (`memory`), on CPUs live tensors and layers
+    power       energies of the kernels over their simulated time (`power`)
+
+Step time and power use terms of the graph (`graph_prior`) where most labels have no kernels, and
+power on CPUs. Heads serve training and inference: the phase is part of a workload. The preset
+`paper` has TraPPM's networks instead (`learner.heads.network_heads`), which know no physics.
+
+A prior is fitted on all labels, and again without each fold of the architectures, so that the
+residual and the interval learn from out-of-fold errors. A head can start from another device's: its
+constants are where this device's begin, and its residual is added by the share that fits here.
+
+The residual is a Gaussian process with Student-t noise (`learner.gaussian_process`) times a weight
+in [0, 1], the one with the least relative error of out-of-fold predictions (stacking, Wolpert
+1992): one model from two labels to thousands. A run out of memory has only a lower bound: a
+prediction above it has no error.
+
+Heads of a device are trained in parallel, one thread with one core each: matrix products release
+the global interpreter lock (docs/research/design_notes.md).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from threading import Lock
+from typing import Any, Generic, Self, TypeVar
+
+import numpy as np
+import torch
+from threadpoolctl import threadpool_limits
+from torch import Tensor
+
+from trappm.learner.gaussian_process import (
+    LEAST_NOISE,
+    Coordinates,
+    FoldPredictions,
+    GaussianProcess,
+    fit_process,
+)
+from trappm.learner.interface import (
+    OTHER_START,
+    Array,
+    BoolArray,
+    DeviceHeads,
+    Estimate,
+    IntArray,
+    Model,
+    Predictions,
+    Settings,
+    Targets,
+    Workload,
+    joined_tensors,
+    predictions_of,
+    with_prefix,
+)
+from trappm.learner.paper.presets import HeadPreset
+from trappm.learner.physics.cpu_priors import CpuMemoryPrior, CpuTimePrior
+from trappm.learner.physics.devices.known_devices import known_devices
+from trappm.learner.physics.graph_prior import GraphPrior
+from trappm.learner.physics.memory import MemoryPrior
+from trappm.learner.physics.power import PowerPrior
+from trappm.learner.physics.prior import Prior
+from trappm.learner.physics.step_time import StepTimePrior
+from trappm.learner.stats.calibration import (
+    Calibration,
+    Familiarity,
+    LabelledRange,
+    UnseenErrors,
+    central_interval,
+)
+from trappm.learner.stats.folds import cluster_folds, grouped_folds
+from trappm.learner.stats.student_t import robust_deviation
+from trappm.profiler.devices.catalogue import CPU, USABLE_SHARE, DeviceSpec, process_memory_mib
+from trappm.profiler.errors import InputError
+from trappm.profiler.memory.training_loop import Loop
+from trappm.profiler.records import METRICS, OnProgress, Phase
+
+FOLDS = 5
+"""Folds of architectures; the usual number."""
+LEAST_FOR_PROCESS = 6
+"""Least number of labels for the process."""
+CAUTION = 5.0
+"""Weight of the prior guess that the process's weight is 0, as a number of labels."""
+WEIGHTS = 11
+"""Number of weights that are tried, from 0 to 1."""
+UNKNOWN_NOISE, UNKNOWN_VOTES = 0.2, 0.5
+"""Deviation of the logarithm without labels, between memory's and step time's, and its weight as a
+number of labels next to fewer than `LEAST_FOR_PROCESS`."""
+
+
+@dataclass(frozen=True, eq=False)
+class Residual:
+    """A fitted residual."""
+
+    width: int
+    """Number of features."""
+    process: GaussianProcess | None
+    """None with few labels."""
+    weight: float
+    """Factor of the process's prediction."""
+    noise: float
+    """Robust deviation of the out-of-fold errors."""
+
+    def predict(self, features: Array) -> tuple[Array, Array]:
+        """Return mean of the residual and deviation of a label (n each) for features (n, f).
+
+        Raises:
+            InputError: The number of features differs from training.
+        """
+        if features.ndim != 2 or features.shape[1] != self.width:
+            raise InputError(f"features have shape {features.shape}, not (n, {self.width})")
+        mean, variance = np.zeros(len(features)), np.full(len(features), self.noise**2)
+        if self.process is not None and len(features):
+            of_process, deviation = self.process.predict(features)
+            mean += self.weight * of_process
+            variance += deviation**2
+        return mean, np.sqrt(variance)
+
+    def tensors(self) -> dict[str, Tensor]:
+        numbers = torch.tensor([self.width, self.noise, self.weight], dtype=torch.float64)
+        return {"residual": numbers, **joined_tensors({"process": self.process})}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
+        """Read a residual; raise KeyError or ValueError for other tensors."""
+        width, noise, weight = tensors["residual"].tolist()
+        process = with_prefix(tensors, "process.")
+        return cls(
+            width=int(width),
+            process=GaussianProcess.from_tensors(process) if process else None,
+            weight=weight,
+            noise=noise,
+        )
+
+
+def fit_residual(
+    features: Array,
+    log_residual: Array,
+    groups: Sequence[str],
+    generator: np.random.Generator,
+    *,
+    feature_groups: Sequence[int] | None = None,
+    folds: IntArray | None = None,
+    bounds: Array | None = None,
+    label_errors: Array | None = None,
+) -> tuple[Residual, FoldPredictions]:
+    """Fit a residual to n labels; return it with its out-of-fold predictions.
+
+    Args:
+        features: Finite features (n, f).
+        log_residual: log(measured) minus the prior's logarithm (n), best by a prior that was fitted
+            without the label's fold; NaN where only a bound is known.
+        groups: Architecture of each label (n).
+        generator: Source of all randomness.
+        feature_groups: Numbers of columns that the process scales together (default: all).
+        folds: Folds of the prior (n; default: drawn here).
+        bounds: Lower bounds of unknown values (n), NaN elsewhere.
+        label_errors: Standard errors of the values (n; default: 0). They are part of the
+            deviations that are returned, so that a noisy label widens no interval.
+
+    Raises:
+        InputError: Shapes differ, a value is not finite, or a label has neither value nor bound.
+    """
+    bounds = np.full(len(features), np.nan) if bounds is None else bounds
+    noisy = np.zeros(len(features)) if label_errors is None else label_errors
+    widths = (features.shape[-1],) if feature_groups is None else tuple(feature_groups)
+    _check_residuals(features, log_residual, bounds, groups, widths)
+    folds = grouped_folds(groups, FOLDS, generator) if folds is None else folds
+    known = ~np.isnan(log_residual)
+    process, weight = None, 0.0
+    mean, spread = np.zeros(len(features)), np.zeros(len(features))
+    if known.sum() >= LEAST_FOR_PROCESS and len(np.unique(folds[known])) > 1:
+        process, unseen = fit_process(
+            features, log_residual, widths, folds, generator, bounds, noisy
+        )
+        weight = _best_weight(unseen.mean, log_residual, bounds)
+        mean, spread = weight * unseen.mean, unseen.deviation
+    noise = _noise((log_residual - mean)[known], noisy[known])
+    residual = Residual(features.shape[1], process, weight, noise)
+    return residual, FoldPredictions(mean, np.hypot(np.hypot(spread, noise), noisy))
+
+
+def _check_residuals(
+    features: Array,
+    log_residual: Array,
+    bounds: Array,
+    groups: Sequence[str],
+    widths: Sequence[int],
+) -> None:
+    if features.ndim != 2 or not (
+        log_residual.shape == bounds.shape == (len(groups),) == (len(features),)
+    ):
+        raise InputError(
+            f"{features.shape} features, {log_residual.shape} values and {len(groups)} groups "
+            "are not one of each for every label"
+        )
+    numbers = np.where(np.isnan(log_residual), bounds, log_residual)
+    if not (np.isfinite(features).all() and np.isfinite(numbers).all()):
+        raise InputError("a feature or a residual is not finite")
+    if sum(widths) != features.shape[1]:
+        raise InputError(f"groups of {widths} columns are not {features.shape[1]} features")
+
+
+def _best_weight(unseen: Array, values: Array, bounds: Array) -> float:
+    """Return the weight with the least relative error of out-of-fold predictions (n)."""
+
+    def loss(weight: float) -> float:
+        above = np.minimum(weight * unseen - bounds, 0.0)
+        off = np.where(np.isnan(values), above, weight * unseen - values)
+        return float(np.abs(np.expm1(off)).sum()) + CAUTION * weight * float(np.abs(unseen).mean())
+
+    return min((float(w) for w in np.linspace(0.0, 1.0, WEIGHTS)), key=loss)
+
+
+def _noise(errors: Array, noisy: Array) -> float:
+    """Return the robust deviation of errors (n) in addition to the labels' own errors (n).
+
+    Few are completed by `UNKNOWN_NOISE`.
+    """
+    count = len(errors)
+    if not count:
+        return UNKNOWN_NOISE
+    deviation = max(robust_deviation(errors), LEAST_NOISE)
+    shrunk = errors * (deviation / np.hypot(deviation, noisy))
+    deviation = max(robust_deviation(shrunk), LEAST_NOISE)
+    if count < LEAST_FOR_PROCESS:
+        votes = count * deviation**2 + UNKNOWN_VOTES * UNKNOWN_NOISE**2
+        return float(np.sqrt(votes / (count + UNKNOWN_VOTES)))
+    return deviation
+
+
+OF_KERNELS = (StepTimePrior, CpuTimePrior)
+"""Priors that need the kernels of a workload."""
+
+
+def starting_prior(metric: str, spec: DeviceSpec | None, *, kernels: bool) -> Prior:
+    """Return the prior of a metric on a device without labels.
+
+    Args:
+        metric: Column of the metric, such as `memory_mib`.
+        spec: Specification of the device; None if the catalogue does not list it.
+        kernels: Whether the workloads have kernels.
+    """
+    if metric == "memory_mib":
+        return CpuMemoryPrior() if spec is CPU else MemoryPrior.on(spec)
+    if metric == "step_time_ms" and spec is not None and kernels:
+        return CpuTimePrior() if spec is CPU else StepTimePrior(spec)
+    return GraphPrior(metric)
+
+
+P = TypeVar("P", bound=Prior)
+
+SHARE_STEP = 0.05
+"""Step between the shares of the source's residual that are tried."""
+
+
+@dataclass(frozen=True, eq=False)
+class Head(Generic[P]):
+    """A fitted head. It predicts in the metric's unit."""
+
+    prior: P
+    residual: Residual
+    calibration: Calibration
+    familiarity: Familiarity | None
+    """None without labels."""
+    source: Head[P] | None = None
+    """Head of another device whose residual is added."""
+    source_share: float = 0.0
+    labelled: LabelledRange | None = None
+    """None without labels."""
+    excess: float = 0.0
+    """Part of each label, in the metric's unit, that predictions leave out."""
+
+    def predict(self, workloads: Sequence[Workload]) -> Estimate:
+        middle, deviation, outside = self._logs(workloads)
+        stated, median = self._stated(deviation, middle), np.exp(middle)
+        log_quantiles = self.calibration.log_quantiles(middle, stated)
+        low, high = central_interval(log_quantiles)
+        estimate = Estimate(
+            median=median,
+            low=np.minimum(np.exp(low), median),
+            high=np.maximum(np.exp(high), median),
+            log_quantiles=log_quantiles,
+            log_std=stated,
+            log_std_of_mean=np.sqrt(np.maximum(deviation**2 - self.residual.noise**2, 0.0)),
+            outside=outside,
+            labels_end=None if self.labelled is None else self.labelled.end_before(median),
+        )
+        return estimate.without(self.excess) if self.excess else estimate
+
+    def exceeding(self, workloads: Sequence[Workload], limit: float | Array) -> Array:
+        """Return the probability that each of n workloads exceeds a limit, or its own (n)."""
+        middle, deviation, _ = self._logs(workloads)
+        gap = np.log(limit + self.excess) - middle
+        return self.calibration.exceeding(gap / self._stated(deviation, middle))
+
+    def learned(self, workloads: Sequence[Workload]) -> Array:
+        """Return what is added to the prior's logarithm (n)."""
+        return self._learned(workloads, self.prior.features(workloads))[0]
+
+    def _logs(self, workloads: Sequence[Workload]) -> tuple[Array, Array, BoolArray | None]:
+        """Return logarithms, deviations and whether each workload is outside the training
+        distribution (n each)."""
+        logs, features = self.prior.logs_and_features(workloads)
+        added, deviation = self._learned(workloads, features)
+        middle = logs + added
+        if self.familiarity is None:
+            return middle, deviation, None
+        distance = self.familiarity.distance(features)
+        widened = self.familiarity.widened(deviation, distance)
+        return middle, widened, self.familiarity.outside(distance)
+
+    def _stated(self, deviation: Array, middle: Array) -> Array:
+        """Return deviations (n), widened for values beyond the labels."""
+        return deviation if self.labelled is None else self.labelled.widened(deviation, middle)
+
+    def _learned(self, workloads: Sequence[Workload], features: Array) -> tuple[Array, Array]:
+        added, deviation = self.residual.predict(features)
+        if self.source is not None:
+            added = added + self.source_share * self.source.learned(workloads)
+        return added, deviation
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return everything learned, by name; `from_tensors` is the inverse."""
+        names = ("prior", "residual", "calibration", "familiarity", "source", "labelled")
+        tensors = joined_tensors({name: getattr(self, name) for name in names})
+        return {**tensors, "source_share": torch.tensor(self.source_share, dtype=torch.float64)}
+
+    @classmethod
+    def from_tensors(cls, prior: type[P], tensors: Mapping[str, Tensor]) -> Self:
+        """Read a head; raise KeyError or ValueError for other tensors."""
+        familiarity, source = with_prefix(tensors, "familiarity."), with_prefix(tensors, "source.")
+        labelled = with_prefix(tensors, "labelled.")
+        return cls(
+            prior.from_tensors(with_prefix(tensors, "prior.")),
+            Residual.from_tensors(with_prefix(tensors, "residual.")),
+            Calibration.from_tensors(with_prefix(tensors, "calibration.")),
+            Familiarity.from_tensors(familiarity) if familiarity else None,
+            cls.from_tensors(prior, source) if source else None,
+            float(tensors["source_share"]),
+            LabelledRange.from_tensors(labelled) if labelled else None,
+        )
+
+
+class Ours:
+    """Default estimator, which fits heads over one kind of prior.
+
+    Args:
+        prior: Prior without labels.
+    """
+
+    name = "ours"
+
+    def __init__(self, prior: Prior) -> None:
+        self.prior = prior
+
+    def fit(
+        self,
+        workloads: Sequence[Workload],
+        targets: Targets,
+        generator: np.random.Generator,
+        start: Model | None = None,
+    ) -> Head[Prior]:
+        """Fit a head; without any label it predicts by the prior or the start.
+
+        Raises:
+            InputError: Shapes differ, a value is not positive, or the start is of another kind.
+        """
+        _check_labels(workloads, targets)
+        if start is not None and not isinstance(start, Head):
+            raise InputError(f"a {type(start).__name__} cannot be the start of a head")
+        folds = grouped_folds(targets.groups, FOLDS, generator)
+        prior, without = self._fit_prior(workloads, targets, start)
+        unseen = without(folds)
+        # NaN for runs out of memory, which have only a bound.
+        residuals, bounds = np.log(targets.values) - unseen, np.log(targets.above) - unseen
+        known = ~np.isnan(residuals)
+        source, share, of_source = None, 0.0, np.zeros(len(workloads))
+        if start is not None:
+            of_source = start.learned(workloads)
+            share = _share(residuals[known], of_source[known])
+            source = start if share else None
+            residuals, bounds = residuals - share * of_source, bounds - share * of_source
+        features = prior.features(workloads)
+        residual, out_of_fold = fit_residual(
+            features,
+            residuals,
+            targets.groups,
+            generator,
+            feature_groups=prior.feature_groups,
+            folds=folds,
+            bounds=bounds,
+            label_errors=targets.errors,
+        )
+        errors = np.where(known, residuals, bounds) - out_of_fold.mean
+        familiarity, deviations = None, out_of_fold.deviation
+        if len(workloads):
+            errors_on = [UnseenErrors(errors, deviations, folds)]
+            points = Coordinates.fit(features, prior.feature_groups).apply(features)
+            clusters = cluster_folds(points, targets.groups, FOLDS, generator)
+            if clusters.any():
+                # Errors of the prior alone: the residual learns nothing about a new cluster.
+                left = np.log(targets.values) - without(clusters) - share * of_source
+                errors_on.append(UnseenErrors(left, deviations, clusters))
+            familiarity = Familiarity.fit(features, targets.groups)
+            familiarity, deviations = familiarity.fit_widening(
+                errors_on, residual.noise, targets.groups, known
+            )
+        calibration = Calibration.fit(errors, deviations, targets.groups, known)
+        labelled = LabelledRange.of(targets)
+        return Head(prior, residual, calibration, familiarity, source, share, labelled)
+
+    def _fit_prior(
+        self, workloads: Sequence[Workload], targets: Targets, start: Head[Prior] | None
+    ) -> tuple[Prior, Callable[[IntArray], Array]]:
+        """Return the prior fitted to all labels, and a function from folds to logarithms (n) by
+        priors that were fitted without them."""
+        centre = self.prior if start is None else self.prior.started_from(start.prior)
+        log_values, log_above = np.log(targets.values), np.log(targets.above)
+
+        def refitted(rows: BoolArray, near: Prior | None = None) -> Prior:
+            return centre.refit(
+                [workloads[i] for i in np.flatnonzero(rows).tolist()],
+                log_values[rows],
+                log_above=log_above[rows],
+                tightness=1.0 if start is None else centre.transfer_tightness,
+                near=near,
+            )
+
+        prior = refitted(np.ones(len(workloads), dtype=bool))
+
+        def without(folds: IntArray) -> Array:
+            unseen = np.zeros(len(workloads))
+            for fold in np.unique(folds):
+                out = folds == fold
+                rows = [workloads[i] for i in np.flatnonzero(out).tolist()]
+                unseen[out] = refitted(~out, prior).log_values(rows)
+            return unseen
+
+        return prior, without
+
+
+def _share(residuals: Array, of_source: Array) -> float:
+    """Return the share of the source's residual (n) with the least absolute error on labels (n).
+
+    The prior guess is all of it, with the weight of `CAUTION` labels.
+    """
+    shares = np.arange(0.0, 1.0 + SHARE_STEP / 2, SHARE_STEP)
+    caution = CAUTION * float(np.abs(of_source).mean()) if len(of_source) else 1.0
+    totals = [np.abs(residuals - s * of_source).sum() + caution * (1.0 - s) for s in shares]
+    return float(shares[int(np.argmin(totals))])
+
+
+def _check_labels(workloads: Sequence[Workload], targets: Targets) -> None:
+    n = len(workloads)
+    shapes = (targets.values.shape, targets.above.shape, (len(targets.groups),))
+    if shapes != ((n,), (n,), (n,)):
+        raise InputError(f"values, bounds and groups have shapes {shapes}; all must be ({n},)")
+    numbers = np.where(np.isnan(targets.values), targets.above, targets.values)
+    if not (np.isfinite(numbers).all() and np.all(numbers > 0)):
+        raise InputError("a label is missing, zero, negative or infinite")
+
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def side_by_side(work: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
+    """Yield the result of `work` for each item, in order, with one thread per core.
+
+    Items must not share a random generator, so that results do not depend on the number of cores.
+    Exceptions of `work` propagate after the running items have finished.
+    """
+    if items:
+        with _ONE_THREAD.held(), ThreadPoolExecutor(os.cpu_count() or 1, "trappm-learner") as pool:
+            yield from pool.map(work, items)
+
+
+class _OneThread:
+    """Reference-counted limit of one thread per matrix product in this process.
+
+    Thread numbers belong to the whole process: the first holder lowers them, the last restores
+    them.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._holders, self._restore = Lock(), 0, ExitStack()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        with self._lock:
+            self._holders += 1
+            if self._holders == 1:
+                self._restore.callback(torch.set_num_threads, torch.get_num_threads())
+                torch.set_num_threads(1)
+                self._restore.enter_context(threadpool_limits(1))
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._holders -= 1
+                if not self._holders:
+                    self._restore.close()
+
+
+_ONE_THREAD = _OneThread()
+
+
+KIND = "physics"
+LEAST_LABELS = 2
+"""A metric with fewer values than this gets no head."""
+
+_KINDS: Mapping[str, type[Prior]] = {
+    "graph": GraphPrior,
+    "memory": MemoryPrior,
+    "kernels": StepTimePrior,
+    "power": PowerPrior,
+    "cpu-memory": CpuMemoryPrior,
+    "cpu-kernels": CpuTimePrior,
+}
+"""Priors by their name in a snapshot."""
+_NEED_KERNELS = (*OF_KERNELS, PowerPrior)
+
+
+@dataclass(frozen=True, eq=False)
+class Heads:
+    """Heads of one device, for training and inference."""
+
+    heads: Mapping[str, Head[Prior]]
+    """Heads by metric."""
+    label_count: int
+    memory_loop: Loop = Loop.PLAIN
+    """Training loop of the memory's labels: our protocol's, unless others published them."""
+
+    needs_embeddings = False
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return tuple(metric for metric in METRICS if metric in self.heads)
+
+    @property
+    def needs_kernels(self) -> bool:
+        return any(isinstance(head.prior, _NEED_KERNELS) for head in self.heads.values())
+
+    def only(self, metric: str) -> Self:
+        """Return the head of one metric alone."""
+        return replace(self, heads={metric: self.heads[metric]})
+
+    def predict(self, workloads: Sequence[Workload]) -> Predictions:
+        """Predict the metrics that all workloads have what it takes for."""
+        heads = {
+            metric: self.heads[metric]
+            for metric in self.metrics
+            if all(_is_for(self.heads[metric], workload) for workload in workloads)
+        }
+        with _ONE_THREAD.held():  # threads that wait for each other take longer than the products
+            estimates = [head.predict(workloads) for head in heads.values()]
+        return predictions_of(tuple(heads), estimates, len(workloads))
+
+    def out_of_memory(self, workloads: Sequence[Workload], capacity_mib: float | Array) -> Array:
+        """Return the probability that each of n workloads exceeds a device's memory (n).
+
+        Args:
+            workloads: Any steps.
+            capacity_mib: Memory of the device, or of one for each workload (n).
+
+        Raises:
+            InputError: There is no memory head.
+        """
+        if "memory_mib" not in self.heads:
+            raise InputError("there are no labels of memory to predict what fits")
+        return self.heads["memory_mib"].exceeding(workloads, USABLE_SHARE * capacity_mib)
+
+    def has_labels_of(self, metric: str) -> bool:
+        """Return whether labels have a part in the predictions of a metric."""
+        return metric in self.heads and self.heads[metric].familiarity is not None
+
+    def of_published_labels(self, device: str, phase: Phase) -> Self:
+        """Return heads that predict the memory of a plain process, and know their labels' loop.
+
+        Labels that others published may contain more than the step and its process: monitoring,
+        other processes, old libraries.
+        """
+        head = self.heads.get("memory_mib")
+        if head is None or not isinstance(head.prior, MemoryPrior):
+            return self
+        excess_mib = head.prior.process_mib(phase) - process_memory_mib(device, phase)
+        heads = {**self.heads, "memory_mib": replace(head, excess=excess_mib)}
+        return replace(self, heads=heads, memory_loop=head.prior.loop)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return joined_tensors(self.heads)
+
+    def settings(self) -> dict[str, Any]:
+        return {
+            "kind": KIND,
+            "metrics": list(self.metrics),
+            "label_count": self.label_count,
+            "heads": {metric: _kind_of(head.prior) for metric, head in sorted(self.heads.items())},
+        }
+
+    @classmethod
+    def from_tensors(cls, settings: Settings, tensors: Mapping[str, Tensor]) -> Self:
+        """Return the heads that `settings` and `tensors` describe.
+
+        Raises:
+            KeyError, TypeError, ValueError: The tensors do not fit the settings.
+        """
+        unknown = set(settings["heads"]) - set(METRICS)
+        if unknown:
+            raise ValueError(f"heads for an unknown metric: {', '.join(sorted(unknown))}")
+        heads = {
+            metric: Head.from_tensors(_KINDS[kind], with_prefix(tensors, f"{metric}."))
+            for metric, kind in settings["heads"].items()
+        }
+        return cls(heads, int(settings["label_count"]))
+
+
+def _is_for(head: Head[Prior], workload: Workload) -> bool:
+    return workload.kernels is not None or not isinstance(head.prior, _NEED_KERNELS)
+
+
+def heads_from_tensors(
+    preset: HeadPreset, settings: Settings, tensors: Mapping[str, Tensor]
+) -> DeviceHeads:
+    """Return the heads that `settings` and `tensors` of any kind of heads describe.
+
+    Raises:
+        KeyError, TypeError, ValueError, RuntimeError: tensors that do not fit the settings.
+    """
+    if settings["kind"] == KIND:
+        return Heads.from_tensors(settings, tensors)
+    from trappm.learner.heads.network_heads import KIND as NETWORKS
+    from trappm.learner.heads.network_heads import NetworkHeads
+
+    if settings["kind"] != NETWORKS:
+        raise ValueError(f"an unknown kind of heads: {settings['kind']!r}")
+    return NetworkHeads.from_tensors(preset, settings, tensors)
+
+
+def train_heads(
+    workloads: Sequence[Workload],
+    targets: Array,
+    *,
+    groups: Sequence[str],
+    preset: HeadPreset,
+    generator: np.random.Generator,
+    above: Array | None = None,
+    errors: Array | None = None,
+    spec: DeviceSpec | None = None,
+    similar: Tensor | None = None,
+    init: DeviceHeads | None = None,
+    on_progress: OnProgress = lambda done, total: None,
+) -> DeviceHeads:
+    """Train heads on n labels, from scratch or from the heads of another device.
+
+    Args:
+        workloads: Labelled workloads (n).
+        targets: Values in the order of METRICS and in their units (n, metrics); NaN where missing.
+        groups: Architecture of each label (n); folds never divide one.
+        preset: `physical_prior` decides between our heads and the paper's networks.
+        generator: Source of all randomness.
+        above: Lower bounds for runs out of memory (n, metrics); NaN elsewhere. Networks do not use
+            them, nor `errors`.
+        errors: Relative standard errors of the targets (n, metrics).
+        spec: Specification of the device; without one, kernels predict no step time.
+        similar: Step-time constants of the most similar card, where few labels are fitted from.
+        init: Heads of another device, near which constants are refitted (TraPPM, Table V).
+        on_progress: Called with the number of finished metrics, or of a network's steps.
+
+    Raises:
+        InputError: Shapes, values or `init` do not fit, or no metric has enough labels.
+    """
+    bounds = np.full_like(targets, np.nan) if above is None else above
+    metrics = _metrics_with_labels(workloads, targets, bounds, groups)
+    if not preset.physical_prior:
+        from trappm.learner.heads.network_heads import train_networks
+
+        return train_networks(
+            workloads, targets, metrics, groups, preset, generator, init, on_progress
+        )
+    if init is not None and not isinstance(init, Heads):
+        raise InputError(OTHER_START)
+    # A head has a generator of its own: it does not depend on which others are trained.
+    generators = dict(zip(METRICS, generator.spawn(len(METRICS)), strict=True))
+    heads: dict[str, Head[Prior]] = {}
+
+    def train(metric: str) -> Head[Prior]:
+        at = list(METRICS).index(metric)
+        values, limits = targets[:, at], bounds[:, at]
+        rows = np.flatnonzero(~(np.isnan(values) & np.isnan(limits)))
+        traced = np.array([workloads[i].kernels is not None for i in rows.tolist()])
+        prior = _prior(metric, spec, similar, heads, kernels=2 * traced.sum() >= len(rows))
+        if isinstance(prior, _NEED_KERNELS):
+            rows = rows[traced]
+        own = Targets(
+            values[rows],
+            limits[rows],
+            [groups[i] for i in rows.tolist()],
+            None if errors is None else errors[rows, at],
+        )
+        start = None if init is None else init.heads.get(metric)
+        if start is not None and type(start.prior) is not type(prior):
+            start = None  # constants of another formula, such as a GPU's for a CPU
+        chosen = [workloads[i] for i in rows.tolist()]
+        return Ours(prior).fit(chosen, own, generators[metric], start)
+
+    # Power needs the step times that labels have taught, so it waits for these.
+    power = [metric for metric in metrics if metric == "power_w"]
+    for together in ([metric for metric in metrics if metric not in power], power):
+        for metric, head in zip(together, side_by_side(train, together), strict=True):
+            heads[metric] = head
+            on_progress(len(heads), len(metrics))
+    return Heads(heads, len(workloads))
+
+
+def _prior(
+    metric: str,
+    spec: DeviceSpec | None,
+    similar: Tensor | None,
+    heads: Mapping[str, Head[Prior]],
+    *,
+    kernels: bool,
+) -> Prior:
+    """Return the prior of a metric without labels.
+
+    Args:
+        metric: Column of the metric.
+        spec: Specification of the device, if known.
+        similar: Step-time constants of the most similar card, if known (c).
+        heads: Heads of the metrics that were trained before.
+        kernels: Whether to use the labels' kernels.
+    """
+    times = heads.get("step_time_ms")
+    if metric == "power_w" and kernels and times and isinstance(times.prior, StepTimePrior):
+        return PowerPrior.with_times(times.prior)
+    prior = starting_prior(metric, spec, kernels=kernels)
+    if similar is not None and isinstance(prior, StepTimePrior):
+        return StepTimePrior(prior.spec, similar, between=known_devices().spreads)
+    return prior
+
+
+def _kind_of(prior: Prior) -> str:
+    return next(name for name, kind in _KINDS.items() if isinstance(prior, kind))
+
+
+def _metrics_with_labels(
+    workloads: Sequence[Workload], targets: Array, above: Array, groups: Sequence[str]
+) -> list[str]:
+    """Return the metrics with enough labels for a head.
+
+    Raises:
+        InputError: there is none, or labels that are not what `train_heads` needs.
+    """
+    shape = (len(workloads), len(METRICS))
+    for name, values in (("targets", targets), ("bounds", above)):
+        if values.shape != shape:
+            raise InputError(f"{name} have shape {values.shape}; they must have shape {shape}")
+        known = values[~np.isnan(values)]
+        if not (np.all(known > 0) and np.all(np.isfinite(known))):
+            raise InputError("a label is zero, negative or infinite; a missing one must be NaN")
+    if len(groups) != len(workloads):
+        raise InputError(f"groups have shape ({len(groups)},); they must have shape {shape[:1]}")
+    counts = np.count_nonzero(~np.isnan(targets), axis=0)
+    metrics = [m for m, count in zip(METRICS, counts, strict=True) if count >= LEAST_LABELS]
+    if not metrics:
+        raise InputError(
+            f"{len(workloads)} labels are too few: each metric needs {LEAST_LABELS} or more"
+        )
+    return metrics
