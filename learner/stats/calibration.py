@@ -36,7 +36,7 @@ number): a few outliers in thousands of runs have no end that labels could show.
 PSEUDO_ERRORS = 10.0
 """Number of Student-t errors with 4 degrees of freedom that complete few errors. It is the least
 round number for which intervals from 15 errors on have their coverage with normal, Laplace and
-Student-t errors (tests/learner/residual/test_conformal.py)."""
+Student-t errors (tests/learner/stats/test_intervals.py)."""
 _STUDENT = np.array(
     [-4.604, -2.776, -2.132, -1.533, -1.19, -0.941, -0.741, -0.569, -0.414, -0.271, -0.134,
      0.0, 0.134, 0.271, 0.414, 0.569, 0.741, 0.941, 1.19, 1.533, 2.132, 2.776, 4.604]

@@ -272,7 +272,7 @@ def test_all_devices_can_be_combined_with_names():
 def test_a_snapshot_without_a_phase_hides_no_other():
     (shipped,) = Question(snapshot="default").snapshots
     train = {"h100": {Phase.TRAIN: shipped.heads["h100"][Phase.TRAIN]}}
-    latest = replace(shipped, heads=train, others=None)
+    latest = replace(shipped, heads=train, others_bytes=None)
     answering = [
         Question(phase=phase, snapshots=[latest, shipped]).snapshot_for("h100") for phase in Phase
     ]
