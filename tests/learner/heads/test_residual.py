@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from trappm.learner.gaussian_process import fit_process
-from trappm.learner.heads.physics_heads.residual import Residual, fit_residual
+from trappm.learner.heads.physics_heads import Residual, fit_residual
 from trappm.learner.stats.folds import cluster_folds, drawn_rows, grouped_folds
 
 
