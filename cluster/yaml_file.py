@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from trappm.profiler.errors import InputError
-from trappm.profiler.files.untrusted import load_yaml, read_plain
+from trappm.profiler.files import load_yaml, read_plain
 
 MAX_FILE_BYTES = 1 << 20
 

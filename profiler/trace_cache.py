@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from trappm.profiler.errors import TrappmError
-from trappm.profiler.files.whole_file import made_whole
+from trappm.profiler.files import made_whole
 from trappm.profiler.host.environment import library_versions, uses_fused_attention
 from trappm.profiler.models.known_names import content_of
 from trappm.profiler.records import Configuration, Phase

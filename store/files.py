@@ -37,7 +37,7 @@ from pydantic import (
 )
 
 from trappm.profiler.errors import InputError, one_line
-from trappm.profiler.files.whole_file import made_whole
+from trappm.profiler.files import made_whole
 from trappm.profiler.host.environment import stack_fingerprint
 from trappm.profiler.records import (
     Execution,

@@ -10,7 +10,7 @@ from sqlalchemy import Select, delete, func, select
 from sqlalchemy.orm import Session
 
 from trappm.profiler.errors import TrappmError, storable
-from trappm.profiler.files.untrusted import reading_profile
+from trappm.profiler.files import reading_profile
 from trappm.profiler.records import GraphTemplate, Pair
 from trappm.profiler.records.trace import Trace
 from trappm.profiler.trace_cache import MAX_BYTES, Refusal, TraceCache, TraceKey

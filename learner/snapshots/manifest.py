@@ -36,7 +36,7 @@ from pydantic import (
 
 from trappm.profiler.devices.catalogue import card_of, read_name
 from trappm.profiler.errors import InputError, SnapshotError
-from trappm.profiler.files.untrusted import read_plain
+from trappm.profiler.files import read_plain
 from trappm.profiler.records import METRICS, Phase
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trappm.profiler.errors import InputError, TrappmError
-from trappm.profiler.files.untrusted import pack, unpack
+from trappm.profiler.files import pack, unpack
 
 # As in the test of isomorphism by Weisfeiler and Lehman (1968), a node's hash takes in those of
 # its neighbours. In an acyclic graph one pass down and one pass up do what their rounds do: they

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from trappm.profiler.files.untrusted import pack, reading_profile, unpack
+from trappm.profiler.files import pack, reading_profile, unpack
 from trappm.profiler.records import (
     Execution,
     GraphTemplate,

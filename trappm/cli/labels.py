@@ -16,7 +16,7 @@ from trappm.cli import shell
 from trappm.cli.options import AsJson, print_json
 from trappm.label_store import records, store_to_read
 from trappm.profiler.errors import InputError
-from trappm.profiler.files.whole_file import made_whole
+from trappm.profiler.files import made_whole
 
 if TYPE_CHECKING:
     import pandas as pd

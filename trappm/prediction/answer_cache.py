@@ -19,7 +19,7 @@ from trappm.learner.snapshots.manifest import MANIFEST
 from trappm.prediction.costs import FILE as PRICES
 from trappm.prediction.prediction import Prediction
 from trappm.profiler.extensions import extension_folders
-from trappm.profiler.files.whole_file import made_whole
+from trappm.profiler.files import made_whole
 from trappm.profiler.host.environment import data_folder, library_versions, uses_fused_attention
 
 MAX_ENTRIES = 1000

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from trappm.profiler.devices.catalogue import card_of, rank_key
 from trappm.profiler.errors import InputError, one_line
 from trappm.profiler.extensions import extension_modules
-from trappm.profiler.files.untrusted import load_yaml
+from trappm.profiler.files import load_yaml
 from trappm.profiler.host.environment import data_folder
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from trappm.extensions.transformers.model_names import (
     unit_of,
 )
 from trappm.profiler.errors import InputError
-from trappm.profiler.files.untrusted import load_yaml
+from trappm.profiler.files import load_yaml
 from trappm.profiler.models.on_meta import on_meta
 from trappm.profiler.models.sources import source_of
 from trappm.profiler.records import Configuration

@@ -28,7 +28,7 @@ from trappm.profiler.errors import (
     UnsupportedModelError,
     one_line,
 )
-from trappm.profiler.files.untrusted import read_plain
+from trappm.profiler.files import read_plain
 
 
 class Operation(NamedTuple):

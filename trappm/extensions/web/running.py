@@ -17,7 +17,7 @@ from pathlib import Path
 
 from trappm.extensions.web.gate import ServingSettings
 from trappm.profiler.errors import InputError
-from trappm.profiler.files.untrusted import read_plain
+from trappm.profiler.files import read_plain
 
 TOKEN_VARIABLE = "TRAPPM_TOKEN"  # noqa: S105  (its name)
 LEAST_TOKEN = 16

@@ -31,7 +31,7 @@ from trappm.profiler.errors import (
     ModelFileError,
     UnsupportedModelError,
 )
-from trappm.profiler.files.whole_file import made_whole
+from trappm.profiler.files import made_whole
 from trappm.profiler.host.environment import data_folder, library_versions
 from trappm.profiler.models.known_names import (
     content_of,
