@@ -25,8 +25,7 @@ from pydantic import (
 from scipy import stats  # type: ignore[import-untyped]
 
 from trappm.cluster.training_report import Judgement, Spent
-from trappm.profiler.records import METRICS
-from trappm.profiler.text import number_text
+from trappm.profiler.records import METRICS, number_text
 
 SMALLEST_ERROR = 1e-3
 """Errors below this percentage count as this."""

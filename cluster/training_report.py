@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from trappm.profiler.errors import CampaignError, one_line
-from trappm.profiler.text import number_text
+from trappm.profiler.records import number_text
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import difflib
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 
@@ -105,3 +106,30 @@ def from_extra(extra: str, need: str) -> Iterator[None]:
             f"{need} needs more than is installed ({one_line(error)}); install it with: "
             f"pip install 'trappm[{extra}]'"
         ) from error
+
+
+_LISTED = 20
+"""Number of names to list where none is similar."""
+
+
+def nearest(
+    name: str, known: Iterable[str], *, otherwise: str | None = None, cutoff: float = 0.6
+) -> str:
+    """Return the end of an error message: similar names, or else all names.
+
+    Args:
+        name: Unknown name.
+        known: Known names.
+        otherwise: Text to use instead of a list where no name is similar.
+        cutoff: Least similarity of a name, by difflib.
+    """
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=3, cutoff=cutoff)
+    if near:
+        return f"did you mean {' or '.join(map(repr, near))}?"
+    if otherwise is not None:
+        return otherwise
+    if not names:
+        return "there are none yet"
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return f"there are: {', '.join(names[:_LISTED])}{more}"

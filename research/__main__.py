@@ -16,8 +16,7 @@ from research.importers import import_
 from research.replay.command import replay
 from research.tuning import tune
 from trappm.cli import run
-from trappm.profiler.errors import InputError
-from trappm.profiler.text import nearest
+from trappm.profiler.errors import InputError, nearest
 
 WRITE, FIT = ("--write",), ("--fit",)
 

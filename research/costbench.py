@@ -45,11 +45,10 @@ from trappm.extensions.transformers.generation import generate
 from trappm.extensions.transformers.model_heads import transformer_times
 from trappm.prediction.fitting import simulated_interval
 from trappm.profiler.devices.catalogue import process_memory_mib
-from trappm.profiler.errors import InputError, one_line
+from trappm.profiler.errors import InputError, nearest, one_line
 from trappm.profiler.memory.replay import memory_of
 from trappm.profiler.memory.training_loop import Loop
 from trappm.profiler.records import Optimizer, Phase, Precision
-from trappm.profiler.text import nearest
 from trappm.profiler.trace import trace
 
 LIMIT_S = 60

@@ -40,8 +40,7 @@ from trappm.learner.paper.presets import (
 )
 from trappm.learner.stats.folds import grouped_folds
 from trappm.profiler.errors import InputError, from_extra
-from trappm.profiler.records import Watch
-from trappm.profiler.text import number_text
+from trappm.profiler.records import Watch, number_text
 from trappm.terminal.tables import console, print_table
 
 if TYPE_CHECKING:

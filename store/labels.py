@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Select, func, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
-from trappm.profiler.errors import InputError
+from trappm.profiler.errors import InputError, nearest
 from trappm.profiler.records import (
     METRICS,
     Configuration,
@@ -29,7 +29,6 @@ from trappm.profiler.records import (
     Provenance,
 )
 from trappm.profiler.records.step_scope import IN_TRAINING
-from trappm.profiler.text import nearest
 from trappm.store.assignments import AS_PLANNED
 from trappm.store.records import LabelRecord, configuration_of, record_of
 from trappm.store.schema import (

@@ -8,10 +8,9 @@ from collections.abc import Collection, Iterable
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
-from trappm.profiler.errors import InputError
+from trappm.profiler.errors import InputError, nearest
 from trappm.profiler.models.families import family_of
 from trappm.profiler.records import Configuration
-from trappm.profiler.text import nearest
 from trappm.profiler.trace_cache import TraceKey
 from trappm.store.engine import insert_new
 from trappm.store.records import PoolPart, configuration_of

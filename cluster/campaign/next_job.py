@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from trappm.cluster.stop_rules import Stop, StopRules, deadline_passed
-from trappm.profiler.text import number_text
+from trappm.profiler.records import number_text
 from trappm.store.records import Standing
 
 _MARGIN = 2.0

@@ -54,12 +54,12 @@ from trappm.profiler.models.families import family_of
 from trappm.profiler.records import (
     METRICS,
     Configuration,
+    Graph,
     GraphTemplate,
     OnProgress,
     Phase,
     StepSettings,
 )
-from trappm.profiler.records.graph import Graph
 from trappm.profiler.records.trace import Trace
 from trappm.store.records import Role
 

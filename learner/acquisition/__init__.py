@@ -12,8 +12,7 @@ from trappm.learner.acquisition.pool_covariance import PoolCovariance
 from trappm.learner.acquisition.pool_variance import ours, variance
 from trappm.learner.acquisition.request import AcquisitionRequest, Pick, Strategy
 from trappm.learner.acquisition.strategies import RandomChoice
-from trappm.profiler.errors import InputError
-from trappm.profiler.text import nearest
+from trappm.profiler.errors import InputError, nearest
 
 DEFAULT = "ours"
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from trappm.profiler.errors import InputError
-from trappm.profiler.text import nearest
+from trappm.profiler.errors import InputError, nearest
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from trappm.learner.snapshots.manifest import Manifest
 from trappm.learner.snapshots.registry import Registry
 from trappm.profiler.errors import SnapshotError
-from trappm.profiler.text import number_text
+from trappm.profiler.records import number_text
 
 BOUND_PERCENT, LEAST_POINTS = 20.0, 1.0
 """Increase of a mean error, in percent of it and in percentage points, that is a regression (round

@@ -16,8 +16,7 @@ import numpy as np
 
 from trappm.learner.interface import Array, IntArray, Workload, cached_with_first
 from trappm.profiler.models.known_names import model_of
-from trappm.profiler.records import Graph
-from trappm.profiler.records.graph import graph_hash
+from trappm.profiler.records import Graph, graph_hash
 
 
 @cached_with_first

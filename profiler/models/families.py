@@ -7,9 +7,8 @@ from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from functools import lru_cache
 
-from trappm.profiler.errors import InputError
+from trappm.profiler.errors import InputError, nearest
 from trappm.profiler.models.known_names import is_prefixed, model_of
-from trappm.profiler.text import nearest
 
 FAMILIES: Mapping[str, tuple[str, ...]] = {
     "convnext": ("convnext*",),

@@ -16,10 +16,9 @@ from functools import cache
 from pathlib import Path
 from typing import Protocol, cast
 
-from trappm.profiler.errors import MissingLibraryError, UnknownArchitectureError
+from trappm.profiler.errors import MissingLibraryError, UnknownArchitectureError, nearest
 from trappm.profiler.extensions import extension_modules
 from trappm.profiler.records import unit_by_name
-from trappm.profiler.text import nearest
 
 WILD = "*?["
 """Marks of a glob."""

@@ -17,7 +17,7 @@ from research.peers.graph_networks import SIZES
 from research.peers.predictors import check_names
 from trappm.cli.options import AsJson, print_json
 from trappm.profiler.errors import InputError
-from trappm.profiler.text import number_text
+from trappm.profiler.records import number_text
 from trappm.terminal.tables import console, print_table
 
 MAX_SEEDS = 20

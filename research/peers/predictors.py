@@ -14,8 +14,7 @@ from trappm.learner.paper.estimators import paper_estimator
 from trappm.learner.paper.presets import PRESETS, EncoderPreset
 from trappm.learner.physics.prior import Prior
 from trappm.profiler.devices.catalogue import spec_of
-from trappm.profiler.errors import InputError, from_extra
-from trappm.profiler.text import nearest
+from trappm.profiler.errors import InputError, from_extra, nearest
 
 MakeEncoder = Callable[[EncoderPreset, bool], Encoder]
 """Factory of a frozen encoder of a preset, pre-trained or (False) random."""

@@ -32,8 +32,7 @@ from trappm.learner.interface import Estimate, Estimator, Model
 from trappm.learner.paper.training import torch_seeded
 from trappm.learner.stats.errors import split_architectures
 from trappm.profiler.devices.catalogue import DeviceSpec
-from trappm.profiler.errors import InputError
-from trappm.profiler.text import nearest
+from trappm.profiler.errors import InputError, nearest
 
 Array = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]

@@ -17,9 +17,8 @@ from trappm.profiler.devices.catalogue import (
     rank_key,
     read_name,
 )
-from trappm.profiler.errors import InputError, SnapshotError
+from trappm.profiler.errors import InputError, SnapshotError, nearest
 from trappm.profiler.records import Execution, Phase, Precision, is_cpu_device
-from trappm.profiler.text import nearest
 
 if TYPE_CHECKING:
     from trappm.learner.snapshots.manifest import Manifest

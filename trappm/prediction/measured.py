@@ -23,7 +23,7 @@ from trappm.store.records import record_of
 
 if TYPE_CHECKING:
     from trappm.prediction.models.subjects import Subject
-    from trappm.profiler.records.graph import GraphTemplate
+    from trappm.profiler.records import GraphTemplate
     from trappm.store import LabelRecord, Store
 
 _SOURCES = (Provenance.MEASURED, Provenance.IMPORTED)

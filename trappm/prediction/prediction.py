@@ -30,9 +30,9 @@ from trappm.profiler.records import (
     Precision,
     StepSettings,
     is_cpu_device,
+    number_text,
 )
 from trappm.profiler.records.trace import Trace, TraceSource
-from trappm.profiler.text import number_text
 
 if TYPE_CHECKING:
     from trappm.prediction.models.subjects import Subject

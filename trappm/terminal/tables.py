@@ -10,7 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from trappm.profiler.text import number_text
+from trappm.profiler.records import number_text
 
 MIN_COLUMNS = 3
 """Number of columns that the narrowest terminal shows."""

@@ -20,8 +20,8 @@ from trappm.profiler.records import (
     Precision,
     Protocol,
     Provenance,
+    graph_hash,
 )
-from trappm.profiler.records.graph import graph_hash
 
 RESNET = Configuration(architecture="resnet18", batch_size=4, input_size=96)
 SCALED = ("input_shapes", "output_shapes", "macs", "memory_bytes")

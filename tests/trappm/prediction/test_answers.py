@@ -24,8 +24,7 @@ from trappm.prediction.models import subjects
 from trappm.prediction.question import Question
 from trappm.prediction.snapshot_choice import SHIPPED
 from trappm.profiler.errors import InputError
-from trappm.profiler.records import METRICS, Optimizer, Phase, StepSettings
-from trappm.profiler.text import number_text
+from trappm.profiler.records import METRICS, Optimizer, Phase, StepSettings, number_text
 
 ROOT = Path(__file__).parents[3]
 KEYS = ("a100-40gb", "rtx3090", "rtx4090", "cpu-2t")

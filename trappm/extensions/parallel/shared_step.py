@@ -25,8 +25,7 @@ from trappm.profiler.extensions import extension_modules
 from trappm.profiler.host.caller_state import independent_of_caller
 from trappm.profiler.models.known_names import is_prefixed
 from trappm.profiler.models.pool import Attention
-from trappm.profiler.records import Phase, Precision, StepSettings
-from trappm.profiler.text import number_text
+from trappm.profiler.records import Phase, Precision, StepSettings, number_text
 
 if TYPE_CHECKING:
     from trappm.extensions.parallel.model_parallel import DividedStep

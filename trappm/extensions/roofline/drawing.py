@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from trappm.extensions.roofline.roofs import BANDWIDTH, COMPUTE, KnownDevice
-from trappm.profiler.text import number_text
+from trappm.profiler.records import number_text
 from trappm.terminal.plots import new_figure, save_png
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from trappm.extensions.roofline.drawing import MOST_POINTS, as_text, key_of_text
 from trappm.extensions.roofline.roofs import BANDWIDTH, COMPUTE, LAUNCH, UNITS
-from trappm.profiler.records import Phase
-from trappm.profiler.text import number_text
+from trappm.profiler.records import Phase, number_text
 from trappm.terminal.tables import print_line, print_table
 
 if TYPE_CHECKING:

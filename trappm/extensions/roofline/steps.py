@@ -35,9 +35,8 @@ from trappm.learner.physics.step_time import (
 )
 from trappm.profiler.devices.catalogue import spec_of
 from trappm.profiler.errors import SnapshotError, UnsupportedModelError
-from trappm.profiler.records import StepSettings
+from trappm.profiler.records import StepSettings, number_text
 from trappm.profiler.records.kernels import KernelKind, Kernels, KernelTable, Pass, Size
-from trappm.profiler.text import number_text
 
 if TYPE_CHECKING:
     from trappm.learner.heads.physics_heads import Head

@@ -16,11 +16,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Self, cast
 
-from trappm.profiler.errors import InputError, UnknownArchitectureError
+from trappm.profiler.errors import InputError, UnknownArchitectureError, nearest
 from trappm.profiler.files import load_yaml, read_plain
 from trappm.profiler.models.pool import Attention
 from trappm.profiler.records import unit_by_name
-from trappm.profiler.text import nearest
 
 PREFIX = "hf:"
 SOURCE = "trappm.extensions.transformers.library"
