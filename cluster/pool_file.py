@@ -15,7 +15,7 @@ from trappm.cluster.profiles import Traced, steps_of
 from trappm.cluster.ray_runtime import ray_runtime
 from trappm.cluster.yaml_file import load
 from trappm.profiler.models.pool import PoolGroup, PoolSpec, build_pool
-from trappm.profiler.trace_cache import TraceCache, TraceKey
+from trappm.profiler.traced_step import TraceCache, TraceKey
 from trappm.store import Store
 
 

@@ -25,9 +25,9 @@ from trappm.profiler.errors import (
 from trappm.profiler.host.environment import Code, code_refusal, this_code
 from trappm.profiler.host.forks import forget_secrets
 from trappm.profiler.records import Configuration, size_text
-from trappm.profiler.records.trace import Trace
-from trappm.profiler.trace_cache import (
+from trappm.profiler.traced_step import (
     Refusal,
+    Trace,
     TraceCache,
     TraceKey,
     entry_from_bytes,

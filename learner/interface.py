@@ -34,8 +34,7 @@ from trappm.profiler.records.step_scope import WHOLE_STEP, StepScope
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from trappm.profiler.records.kernels import StepKernels
-    from trappm.profiler.records.trace import Trace
+    from trappm.profiler.traced_step import StepKernels, Trace
 
 
 Array = npt.NDArray[np.float64]

@@ -22,9 +22,13 @@ from trappm.profiler.models.model_input import ExampleInputs, Inputs, Sample
 from trappm.profiler.models.on_meta import on_meta
 from trappm.profiler.models.sources import source_of
 from trappm.profiler.records import Execution, MemoryFormat, Phase
-from trappm.profiler.records.allocations import TRACED_BATCH_SIZES
-from trappm.profiler.records.kernels import KernelTable
-from trappm.profiler.records.trace import Trace, TraceSettings, TraceSource
+from trappm.profiler.traced_step import (
+    TRACED_BATCH_SIZES,
+    KernelTable,
+    Trace,
+    TraceSettings,
+    TraceSource,
+)
 from trappm.profiler.tracing.fusion import prefers_channels_last
 from trappm.profiler.tracing.losses import Loss, default_loss
 from trappm.profiler.tracing.tracer import Tracer

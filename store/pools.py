@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from trappm.profiler.errors import InputError, nearest
 from trappm.profiler.models.families import family_of
 from trappm.profiler.records import Configuration
-from trappm.profiler.trace_cache import TraceKey
+from trappm.profiler.traced_step import TraceKey
 from trappm.store.engine import insert_new
 from trappm.store.records import PoolPart, configuration_of
 from trappm.store.schema import CONFIGURATION, ConfigurationRow, PoolMemberRow

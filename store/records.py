@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 from trappm.profiler.records import Configuration, Outcome, Provenance
 
 if TYPE_CHECKING:
-    from trappm.profiler.trace_cache import TraceKey
+    from trappm.profiler.traced_step import TraceKey
 
 
 class CampaignState(enum.StrEnum):

@@ -145,7 +145,7 @@ class TraceRow(Base):
     refusal: Mapped[str | None] = mapped_column(Text)
     """Why there is no step, or no graph, allocations and kernels of it."""
     data: Mapped[bytes | None] = mapped_column(LargeBinary)
-    """Bytes of `profiler.records.trace.Trace.to_bytes` without the graph; NULL if refused."""
+    """Bytes of `profiler.traced_step.Trace.to_bytes` without the graph; NULL if refused."""
     size: Mapped[int]
     """Bytes of the data."""
     created_at: Mapped[str] = mapped_column(UtcTime)

@@ -12,8 +12,7 @@ from sqlalchemy.orm import Session
 from trappm.profiler.errors import TrappmError, storable
 from trappm.profiler.files import reading_profile
 from trappm.profiler.records import GraphTemplate, Pair
-from trappm.profiler.records.trace import Trace
-from trappm.profiler.trace_cache import MAX_BYTES, Refusal, TraceCache, TraceKey
+from trappm.profiler.traced_step import MAX_BYTES, Refusal, Trace, TraceCache, TraceKey
 from trappm.store.engine import insert, insert_new
 from trappm.store.records import TraceState
 from trappm.store.schema import GraphRow, TraceRow

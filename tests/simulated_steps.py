@@ -10,7 +10,7 @@ from trappm.prediction.models.subjects import Module, subject_of
 from trappm.prediction.prediction import Prediction
 from trappm.prediction.question import Question
 from trappm.profiler.records import Phase
-from trappm.profiler.records.allocations import Allocations
+from trappm.profiler.traced_step import Allocations
 
 _QUESTION = ("batch_size", "precision", "memory_format", "optimizer", "phase")
 

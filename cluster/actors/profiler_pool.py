@@ -37,7 +37,7 @@ from trappm.profiler.errors import DeviceError, one_line
 from trappm.profiler.host.environment import code_refusal, this_code
 from trappm.profiler.records import Configuration, Measurement, is_cpu_device
 from trappm.profiler.records import Protocol as MeasuringProtocol
-from trappm.profiler.trace_cache import TraceKey
+from trappm.profiler.traced_step import TraceKey
 
 POLL_S = 0.2
 

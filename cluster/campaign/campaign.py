@@ -54,7 +54,7 @@ from trappm.profiler.devices.catalogue import known_spec
 from trappm.profiler.errors import CampaignError, StoreError, TrappmError
 from trappm.profiler.host.environment import stack_fingerprint
 from trappm.profiler.records import Measurement, Outcome
-from trappm.profiler.trace_cache import TraceKey
+from trappm.profiler.traced_step import TraceKey
 from trappm.store import (
     Assignment,
     AssignmentState,

@@ -36,8 +36,7 @@ from trappm.profiler.records import (
     Precision,
     is_cpu_device,
 )
-from trappm.profiler.records.trace import Trace
-from trappm.profiler.trace_cache import Refusal, TraceKey
+from trappm.profiler.traced_step import Refusal, Trace, TraceKey
 from trappm.store import Assignment, AssignmentState, Store
 from trappm.store.records import Purpose, Role
 

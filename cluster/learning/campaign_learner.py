@@ -60,7 +60,7 @@ from trappm.profiler.records import (
     Phase,
     StepSettings,
 )
-from trappm.profiler.records.trace import Trace
+from trappm.profiler.traced_step import Trace
 from trappm.store.records import Role
 
 IntArray = npt.NDArray[np.int64]

@@ -32,7 +32,7 @@ from trappm.learner.physics.step_time import (
 )
 from trappm.profiler.devices.catalogue import spec_of
 from trappm.profiler.records import Phase
-from trappm.profiler.records.kernels import KernelKind
+from trappm.profiler.traced_step import KernelKind
 
 PARTS = (
     "pixel",

@@ -6,7 +6,7 @@
     memory = process + tensors * live + products * (primitives of oneDNN)
                      + parameters * (Python objects of a layer) + blocked * (largest weights)
 
-The kernels are those that GPUs launch (`profiler.records.kernels`), which are loops over
+The kernels are those that GPUs launch (`profiler.traced_step`), which are loops over
 tensors here. oneDNN copies weights into blocks of channels at every call. Pointwise convolutions of
 few pixels, and depthwise ones of narrow images, leave most of the core's vectors empty. Blocks that
 the C library does not keep come back from the system page by page. oneDNN keeps a primitive for
@@ -37,7 +37,7 @@ from trappm.profiler.errors import InputError
 from trappm.profiler.graphs.nodes import BYTES_PER_ELEMENT
 from trappm.profiler.memory.allocator import MIB
 from trappm.profiler.records import Phase
-from trappm.profiler.records.kernels import KernelKind, Pass, Size
+from trappm.profiler.traced_step import KernelKind, Pass, Size
 
 # The reference core: round numbers that labels correct.
 MS_PER_STEP = 1.0

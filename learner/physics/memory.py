@@ -32,8 +32,7 @@ from trappm.profiler.memory.allocator import MIB
 from trappm.profiler.memory.replay import memory_of
 from trappm.profiler.memory.training_loop import Loop
 from trappm.profiler.records import Graph, MemoryFormat, Optimizer, Phase, Precision
-from trappm.profiler.records.allocations import ConvolutionKind, Event, Pass
-from trappm.profiler.records.trace import Trace
+from trappm.profiler.traced_step import ConvolutionKind, Event, Pass, Trace
 
 CONVOLUTION_KINDS = len(ConvolutionKind)
 SCRATCH_KINDS = CONVOLUTION_KINDS * len(Pass)

@@ -31,7 +31,7 @@ from trappm.learner.stats.folds import drawn_rows
 from trappm.profiler.devices.catalogue import DeviceSpec
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Optimizer, Phase, Precision
-from trappm.profiler.records.kernels import KernelKind, Kernels, Pass, Size
+from trappm.profiler.traced_step import KernelKind, Kernels, Pass, Size
 
 Indices = IntArray
 

@@ -59,7 +59,7 @@ from trappm.profiler.records import (
     Provenance,
     StepSettings,
 )
-from trappm.profiler.records.kernels import KernelKind, Size
+from trappm.profiler.traced_step import KernelKind, Size
 
 if TYPE_CHECKING:
     from trappm.learner.paper.encoder import Encoder

@@ -31,7 +31,7 @@ from trappm.profiler.errors import InputError
 from trappm.profiler.extensions import extension_modules
 from trappm.profiler.host import procfs
 from trappm.profiler.records import Execution, Phase, Precision, is_cpu_device
-from trappm.profiler.records.kernels import KernelKind, Kernels, Size
+from trappm.profiler.traced_step import KernelKind, Kernels, Size
 
 _BoolArray = npt.NDArray[np.bool_]
 _FILE = Path(__file__).parent / "catalogue.csv"

@@ -37,7 +37,7 @@ from trappm.profiler.steps.meter import Findings
 from trappm.profiler.steps.sampling import sample, summarize
 
 if TYPE_CHECKING:
-    from trappm.profiler.records.trace import Trace
+    from trappm.profiler.traced_step import Trace
 
 FloatArray = npt.NDArray[np.float64]
 

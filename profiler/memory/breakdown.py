@@ -16,7 +16,7 @@ import numpy.typing as npt
 from trappm.profiler.memory.allocator import MIB
 from trappm.profiler.memory.replay import SimulatedMemory
 from trappm.profiler.records import IntArray
-from trappm.profiler.records.allocations import Allocations, Event, Origin
+from trappm.profiler.traced_step import Allocations, Event, Origin
 
 LARGEST = 10
 """Number of largest tensors to name."""

@@ -22,8 +22,7 @@ from trappm.profiler.memory.allocator import (
 )
 from trappm.profiler.memory.training_loop import DEFAULT_LOOP, Loop, TrainingLoop
 from trappm.profiler.records import IntArray, Optimizer
-from trappm.profiler.records.allocations import Allocations, ConvolutionKind, Event, Pass
-from trappm.profiler.records.trace import Trace
+from trappm.profiler.traced_step import Allocations, ConvolutionKind, Event, Pass, Trace
 
 STEPS = 2
 """The second step differs from the first: optimizer states exist before it."""

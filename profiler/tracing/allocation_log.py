@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from trappm.profiler.records import IntArray
-from trappm.profiler.records.allocations import ConvolutionKind, Event, Origin, Pass
+from trappm.profiler.traced_step import ConvolutionKind, Event, Origin, Pass
 from trappm.profiler.tracing.kernel_log import convolution_kind
 
 NO_BLOCK = -1

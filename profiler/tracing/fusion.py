@@ -23,8 +23,7 @@ from torch import Tensor
 
 from trappm.profiler.errors import BatchOrderError
 from trappm.profiler.records import IntArray, Phase
-from trappm.profiler.records.allocations import Pass
-from trappm.profiler.records.kernels import KernelKind, KernelTable, Size
+from trappm.profiler.traced_step import KernelKind, KernelTable, Pass, Size
 from trappm.profiler.tracing.allocation_log import AllocationLog
 from trappm.profiler.tracing.data_flow import (
     Contents,

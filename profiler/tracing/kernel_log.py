@@ -19,8 +19,7 @@ from torch import Tensor
 from trappm.profiler.errors import BatchOrderError
 from trappm.profiler.graphs.nodes import ATEN
 from trappm.profiler.records import IntArray
-from trappm.profiler.records.allocations import Pass
-from trappm.profiler.records.kernels import KernelKind, KernelTable, Size
+from trappm.profiler.traced_step import KernelKind, KernelTable, Pass, Size
 from trappm.profiler.tracing.tensors import HALVES, bytes_of, channels_last, in_backward, tensors_of
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trappm.profiler.records.allocations import Origin
+from trappm.profiler.traced_step import Origin
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _OURS = str(Path(__file__).parent) + os.sep

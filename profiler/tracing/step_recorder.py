@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_map
 from trappm.profiler.errors import InputError
 from trappm.profiler.graphs.graph_log import GraphLog
 from trappm.profiler.graphs.nodes import bound
-from trappm.profiler.records.allocations import Pass
+from trappm.profiler.traced_step import Pass
 from trappm.profiler.tracing.allocation_log import AllocationLog
 from trappm.profiler.tracing.composites import is_composite, taken_apart
 from trappm.profiler.tracing.gpu import torchvision_operators

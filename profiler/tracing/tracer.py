@@ -41,9 +41,15 @@ from trappm.profiler.records import (
     Phase,
     Precision,
 )
-from trappm.profiler.records.allocations import TRACED_BATCH_SIZES, Allocations
-from trappm.profiler.records.kernels import StepKernels
-from trappm.profiler.records.trace import SavedBytes, Trace, TraceSettings, TraceSource
+from trappm.profiler.traced_step import (
+    TRACED_BATCH_SIZES,
+    Allocations,
+    SavedBytes,
+    StepKernels,
+    Trace,
+    TraceSettings,
+    TraceSource,
+)
 from trappm.profiler.tracing.allocation_log import AllocationLog
 from trappm.profiler.tracing.composites import KERNELS
 from trappm.profiler.tracing.fusion import FusedKernelLog

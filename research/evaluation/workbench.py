@@ -28,8 +28,7 @@ from trappm.profiler.devices.catalogue import USABLE_SHARE, card_name
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Execution, Graph, Measurement, Watch
 from trappm.profiler.records.step_scope import StepScope
-from trappm.profiler.records.trace import Trace
-from trappm.profiler.trace_cache import TraceFolder, TraceKey
+from trappm.profiler.traced_step import Trace, TraceFolder, TraceKey
 from trappm.store import Home
 
 Processes = Annotated[int, typer.Option(help="Number of processes that trace models.")]

@@ -33,9 +33,7 @@ from trappm.learner.physics.step_time import StepTimePrior
 from trappm.profiler.models.families import family_of
 from trappm.profiler.models.zoo import current_name
 from trappm.profiler.records import Execution, Graph, Optimizer, Phase, Precision
-from trappm.profiler.records.kernels import StepKernels
-from trappm.profiler.records.trace import TraceSettings
-from trappm.profiler.trace_cache import TraceKey
+from trappm.profiler.traced_step import StepKernels, TraceKey, TraceSettings
 
 FILE = "new/timm_infer_2026_eager_and_compiled.csv.gz"
 CARDS = {"rtx-4090": "4090", "rtx-pro-6000-blackwell-max-q-workstation": "pro6000maxq"}

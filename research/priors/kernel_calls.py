@@ -24,9 +24,8 @@ from trappm.learner.interface import Array, Workload
 from trappm.profiler.devices.catalogue import DeviceSpec
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Graph, MemoryFormat, Phase, Precision
-from trappm.profiler.records.allocations import TRACED_BATCH_SIZES
-from trappm.profiler.records.kernels import StepKernels
 from trappm.profiler.records.step_scope import StepScope
+from trappm.profiler.traced_step import TRACED_BATCH_SIZES, StepKernels
 from trappm.profiler.tracing.allocation_log import AllocationLog
 from trappm.profiler.tracing.gpu_functions import GpuFunctions
 from trappm.profiler.tracing.kernel_log import KernelLog, kernel_table

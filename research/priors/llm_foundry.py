@@ -36,7 +36,7 @@ from trappm.learner.physics.step_time import Lookup, StepTimePrior, Terms, terms
 from trappm.profiler.devices.catalogue import DeviceSpec, spec_of
 from trappm.profiler.models.model_input import ExampleInputs
 from trappm.profiler.records import Graph, Optimizer, Phase, Precision
-from trappm.profiler.records.trace import Trace
+from trappm.profiler.traced_step import Trace
 from trappm.profiler.tracing.tracer import Tracer
 
 SOURCE = "mosaicml/llm-foundry"

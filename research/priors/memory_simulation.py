@@ -28,8 +28,7 @@ from trappm.profiler.memory.training_loop import Loop
 from trappm.profiler.models.families import family_of
 from trappm.profiler.models.zoo import native_input_size
 from trappm.profiler.records import Optimizer
-from trappm.profiler.records.allocations import Allocations, ConvolutionKind, Pass
-from trappm.profiler.trace_cache import TraceKey
+from trappm.profiler.traced_step import Allocations, ConvolutionKind, Pass, TraceKey
 
 BATCH_SIZES = (8, 16, 32, 64, 128)
 COLUMNS = ["faketensor_mib", "live_mib", "reserved_mib", "reserved_with_workspace_mib"]

@@ -22,8 +22,8 @@ from trappm.learner.physics.step_time import Lookup, terms_of, times_of
 from trappm.profiler.devices.catalogue import known_spec
 from trappm.profiler.models.model_input import ExampleInputs
 from trappm.profiler.records import Graph, Phase, Precision
-from trappm.profiler.records.kernels import StepKernels
 from trappm.profiler.records.step_scope import StepScope
+from trappm.profiler.traced_step import StepKernels
 from trappm.profiler.tracing.tracer import Tracer
 
 SIZES = ["hidden", "layers", "heads", "vocab", "ffn"]

@@ -32,8 +32,8 @@ from trappm.prediction.snapshot_choice import SHIPPED
 from trappm.profiler.devices.catalogue import card_of, spec_of
 from trappm.profiler.models.model_input import Sample
 from trappm.profiler.records import Graph, Optimizer, Phase
-from trappm.profiler.records.trace import TraceSettings
 from trappm.profiler.trace import trace
+from trappm.profiler.traced_step import TraceSettings
 
 EPOCHS = pd.DataFrame(
     [

@@ -40,10 +40,8 @@ from trappm.profiler.records import (
     Phase,
     Precision,
 )
-from trappm.profiler.records.kernels import KernelKind, Size, StepKernels
 from trappm.profiler.records.step_scope import WHOLE_STEP, StepScope
-from trappm.profiler.records.trace import Trace
-from trappm.profiler.trace_cache import TraceFolder, TraceKey
+from trappm.profiler.traced_step import KernelKind, Size, StepKernels, Trace, TraceFolder, TraceKey
 
 Traces = Annotated[Path, typer.Option(help="Folder of cached traces.")]
 TRACES = Path("traces")

@@ -19,8 +19,8 @@ from trappm.learner.interface import Workload
 from trappm.learner.physics.compiled_step import log_ratio
 from trappm.profiler.models.families import family_of
 from trappm.profiler.records import Execution, Precision, StepSettings
-from trappm.profiler.records.trace import TraceSettings
 from trappm.profiler.trace import trace
+from trappm.profiler.traced_step import TraceSettings
 
 ROWS = ["precision", "figure"]
 

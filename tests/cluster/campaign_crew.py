@@ -31,8 +31,7 @@ from trappm.profiler.records import (
     Provenance,
     StepSummary,
 )
-from trappm.profiler.records.trace import Trace
-from trappm.profiler.trace_cache import Refusal, TraceKey
+from trappm.profiler.traced_step import Refusal, Trace, TraceKey
 from trappm.store import Assignment
 
 SPEC = {

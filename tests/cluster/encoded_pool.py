@@ -9,7 +9,7 @@ from trappm.cluster.spec import parse_spec
 from trappm.learner.paper.presets import LAPTOP, PRESETS
 from trappm.profiler.records import Configuration
 from trappm.profiler.trace import trace
-from trappm.profiler.trace_cache import TraceKey
+from trappm.profiler.traced_step import TraceKey
 
 NAMES = ("test_resnet", "test_vit", "test_efficientnet")
 HELD_OUT = "test_vit"

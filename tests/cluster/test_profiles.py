@@ -9,8 +9,7 @@ from trappm.cluster import profiles
 from trappm.cluster.profiles import steps_of, trace_of
 from trappm.profiler.errors import BatchOrderError, InputError, MissingLibraryError
 from trappm.profiler.records import Configuration, Phase, Precision
-from trappm.profiler.records.trace import TraceSettings
-from trappm.profiler.trace_cache import Refusal, TraceFolder, TraceKey
+from trappm.profiler.traced_step import Refusal, TraceFolder, TraceKey, TraceSettings
 from trappm.profiler.tracing.tracer import Tracer
 
 KEY = TraceKey("test_resnet", 64)

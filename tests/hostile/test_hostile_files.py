@@ -22,7 +22,7 @@ from trappm.cli import run
 from trappm.prediction.models.tracers import OutsideTracer, TracingProcess, file_tracer
 from trappm.profiler.errors import ModelFileError, UnsupportedModelError
 from trappm.profiler.records import Phase
-from trappm.profiler.records.trace import TraceSettings
+from trappm.profiler.traced_step import TraceSettings
 
 pytestmark = pytest.mark.extension("onnx")
 EVERY = 17

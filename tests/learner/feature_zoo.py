@@ -9,9 +9,8 @@ from torch.nn import functional
 
 from trappm.learner.interface import Workload
 from trappm.profiler.records import MemoryFormat, Optimizer, Phase, Precision, StepSettings
-from trappm.profiler.records.allocations import ConvolutionKind
-from trappm.profiler.records.trace import TraceSettings
 from trappm.profiler.trace import trace
+from trappm.profiler.traced_step import ConvolutionKind, TraceSettings
 
 INPUT_SIZE = 32
 BATCH_SIZE = 8

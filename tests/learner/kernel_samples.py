@@ -8,13 +8,7 @@ import torch
 from trappm.learner.interface import Workload
 from trappm.learner.physics.step_time import StepTimePrior, group_rows
 from trappm.profiler.records import Graph, MemoryFormat, Phase, Precision
-from trappm.profiler.records.kernels import (
-    KernelKind,
-    KernelTable,
-    Pass,
-    Size,
-    StepKernels,
-)
+from trappm.profiler.traced_step import KernelKind, KernelTable, Pass, Size, StepKernels
 
 
 def table(rows):

@@ -6,9 +6,8 @@ from torch import nn
 
 from trappm.profiler.models.model_input import ExampleInputs
 from trappm.profiler.records import Execution
-from trappm.profiler.records.trace import TraceSettings
 from trappm.profiler.trace import trace
-from trappm.profiler.trace_cache import TraceKey
+from trappm.profiler.traced_step import TraceKey, TraceSettings
 
 IMAGES = torch.rand(4, 3, 16, 16)
 

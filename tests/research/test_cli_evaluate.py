@@ -15,7 +15,7 @@ from trappm.cluster.profiles import trace_of
 from trappm.learner.paper.presets import LAPTOP, PRESETS
 from trappm.profiler.errors import InputError
 from trappm.profiler.models.zoo import native_input_size
-from trappm.profiler.trace_cache import TraceFolder, TraceKey
+from trappm.profiler.traced_step import TraceFolder, TraceKey
 from trappm.store import Home
 from trappm.store.files import export_file
 

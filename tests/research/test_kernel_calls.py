@@ -6,7 +6,7 @@ import pytest
 from research.priors.kernel_calls import DataType, KernelCall, Operator, kernels_of
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import MemoryFormat
-from trappm.profiler.records.kernels import KernelKind, Size
+from trappm.profiler.traced_step import KernelKind, Size
 
 SMALL = {
     Operator.LINEAR: {"batch": 4, "rows": 16, "inputs": 64, "outputs": 32},

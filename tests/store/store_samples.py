@@ -19,9 +19,15 @@ from trappm.profiler.records import (
     Protocol,
     StepSummary,
 )
-from trappm.profiler.records.allocations import Allocations, Event
-from trappm.profiler.records.kernels import KernelTable, Size, StepKernels
-from trappm.profiler.records.trace import SavedBytes, Trace
+from trappm.profiler.traced_step import (
+    Allocations,
+    Event,
+    KernelTable,
+    SavedBytes,
+    Size,
+    StepKernels,
+    Trace,
+)
 from trappm.store import Assignment, OwnerProcess
 from trappm.store.schema import METADATA
 

@@ -11,7 +11,7 @@ from store_samples import (
 )
 
 from trappm.profiler.measuring.canary import CanaryReading
-from trappm.profiler.trace_cache import Refusal, TraceKey
+from trappm.profiler.traced_step import Refusal, TraceKey
 from trappm.store.schema import CampaignRow
 
 

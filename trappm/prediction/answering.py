@@ -56,7 +56,7 @@ from trappm.profiler.records import (
     StepSettings,
     is_cpu_device,
 )
-from trappm.profiler.records.trace import TraceSource
+from trappm.profiler.traced_step import TraceSource
 
 if TYPE_CHECKING:
     from trappm.learner.snapshots.manifest import CompiledRatio

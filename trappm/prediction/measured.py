@@ -18,7 +18,7 @@ from trappm.profiler.errors import InputError
 from trappm.profiler.models.known_names import is_file
 from trappm.profiler.records import Configuration, Pair, Phase, Provenance
 from trappm.profiler.records.step_scope import PARTIAL_PROTOCOLS
-from trappm.profiler.trace_cache import TraceKey
+from trappm.profiler.traced_step import TraceKey
 from trappm.store.records import record_of
 
 if TYPE_CHECKING:

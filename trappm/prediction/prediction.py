@@ -32,7 +32,7 @@ from trappm.profiler.records import (
     is_cpu_device,
     number_text,
 )
-from trappm.profiler.records.trace import Trace, TraceSource
+from trappm.profiler.traced_step import Trace, TraceSource
 
 if TYPE_CHECKING:
     from trappm.prediction.models.subjects import Subject

@@ -7,7 +7,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from trappm.profiler.records.kernels import KernelKind, Pass
+from trappm.profiler.traced_step import KernelKind, Pass
 from trappm.profiler.tracing.kernel_log import KernelLog, Product
 
 # The time steps of a layer wait for each other, so their products are small; those with the inputs,

@@ -58,7 +58,7 @@ from trappm.cluster.launch import order_stop
 from trappm.profiler.errors import CampaignError
 from trappm.profiler.host.environment import this_code
 from trappm.profiler.records import QUICK
-from trappm.profiler.trace_cache import Refusal, TraceKey, entry_to_bytes
+from trappm.profiler.traced_step import Refusal, TraceKey, entry_to_bytes
 from trappm.reports.campaign_facts import live_state
 from trappm.store import CampaignState, Store
 

@@ -30,8 +30,8 @@ CRASHES = """
 import json, os, signal, sys
 from trappm.cluster.ray_runtime import ray_runtime
 from trappm.profiler.records import Precision
-from trappm.profiler.records.trace import TraceSettings
-from trappm.profiler.trace_cache import TraceKey
+from trappm.profiler.traced_step import TraceSettings
+from trappm.profiler.traced_step import TraceKey
 
 def crash_on_fp16(key):
     from trappm.cluster.profiles import entry_to_bytes, trace_of
@@ -54,11 +54,11 @@ print(json.dumps({str(t): [t.has_graph, t.refusal, t.is_final] for t in made}))
 ENVIRONMENT = """
 import json, os, sys
 from trappm.cluster.ray_runtime import ray_runtime
-from trappm.profiler.trace_cache import TraceKey
+from trappm.profiler.traced_step import TraceKey
 
 def return_environment(key):
     from trappm.cluster.profiles import Traced
-    from trappm.profiler.trace_cache import Refusal
+    from trappm.profiler.traced_step import Refusal
     return Traced(key, Refusal(json.dumps(dict(os.environ))))
 
 def make_in_return_environment(key):

@@ -30,11 +30,11 @@ from trappm.cluster.launch import check_spec, order_retry, order_stop, start_or_
 from trappm.cluster.messages import Worker
 from trappm.cluster.profiles import Traced
 from trappm.cluster.spec import parse_spec
-from trappm.profiler import trace_cache
+from trappm.profiler import traced_step
 from trappm.profiler.errors import CampaignError, InputError
 from trappm.profiler.host.environment import stack_fingerprint
 from trappm.profiler.models.pool import build_pool
-from trappm.profiler.trace_cache import Refusal, TraceKey
+from trappm.profiler.traced_step import Refusal, TraceKey
 from trappm.store import CampaignState, Store
 
 
@@ -326,7 +326,7 @@ def test_another_version_of_a_library_is_traced_again(store, monkeypatch):
     run = campaign(store, workers)
     with pytest.raises(CampaignStopped):
         run.run()
-    monkeypatch.setattr(trace_cache, "library_versions", lambda: ("2.99",))
+    monkeypatch.setattr(traced_step, "library_versions", lambda: ("2.99",))
     campaign(store, again := FakeWorkers(), campaign_id=run.id).run()
     models = {c.architecture for c, _ in store.campaigns.pool(run.id)}
     assert {key.model for key in again.traced} == models

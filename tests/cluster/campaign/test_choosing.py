@@ -32,7 +32,7 @@ from trappm.profiler.errors import InputError
 from trappm.profiler.host import procfs
 from trappm.profiler.models.families import family_of
 from trappm.profiler.records import Configuration, GraphTemplate, Phase, Precision, protocol_named
-from trappm.profiler.trace_cache import TraceKey
+from trappm.profiler.traced_step import TraceKey
 
 ARCHITECTURES = ("resnet18", "resnet34", "densenet121", "vgg11", "swin_tiny_patch4_window7_224")
 BATCHES = (1, 8, 64, 512)

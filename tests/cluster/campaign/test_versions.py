@@ -5,8 +5,8 @@ from campaign_crew import FakeWorkers, ran
 import trappm
 from trappm.cluster.profiles import trace_of
 from trappm.prediction.models import subjects
-from trappm.profiler import trace_cache
-from trappm.profiler.trace_cache import TraceFolder, TraceKey
+from trappm.profiler import traced_step
+from trappm.profiler.traced_step import TraceFolder, TraceKey
 from trappm.store import Home
 
 KEY = TraceKey("test_resnet", 64)
@@ -45,7 +45,7 @@ def test_an_update_of_a_library_is_seen_by_campaigns_and_predictions_alike(
     first = store.traces.get(KEY).to_bytes()
     assert predictions.get(KEY).to_bytes() == first
 
-    monkeypatch.setattr(trace_cache, "library_versions", lambda: ("2.99",))
+    monkeypatch.setattr(traced_step, "library_versions", lambda: ("2.99",))
     subjects._architecture.cache_clear()  # as in a new process, which has the new library
     assert predictions.missing([KEY]) == store.traces.missing([KEY]) == [KEY]
     ask(batch_size=3)

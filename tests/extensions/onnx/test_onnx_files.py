@@ -16,7 +16,7 @@ from trappm.extensions.onnx.file_trace import file_trace
 from trappm.extensions.onnx.folding import fold
 from trappm.extensions.onnx.opening import Operation
 from trappm.profiler.errors import ModelFileError, UnsupportedModelError
-from trappm.profiler.records.trace import TraceSource
+from trappm.profiler.traced_step import TraceSource
 
 IMAGE = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, 8, 8])
 RESULT = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3, 8, 8])

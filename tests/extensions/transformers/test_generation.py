@@ -11,7 +11,7 @@ from trappm.extensions.transformers.generation import MIB, generate
 from trappm.extensions.transformers.model_heads import HOST_RANGE
 from trappm.profiler.models.sources import source_of
 from trappm.profiler.records import Precision
-from trappm.profiler.records.kernels import KernelKind, Size
+from trappm.profiler.traced_step import KernelKind, Size
 
 
 @pytest.mark.parametrize("name", ["llama-tiny", "gpt2-tiny", "mistral-tiny"])

@@ -14,8 +14,8 @@ from trappm.profiler.memory.breakdown import Part
 from trappm.profiler.memory.training_loop import Implementation, TrainingLoop
 from trappm.profiler.models.sources import source_of
 from trappm.profiler.records import Precision
-from trappm.profiler.records.trace import TraceSettings
 from trappm.profiler.trace import trace
+from trappm.profiler.traced_step import TraceSettings
 
 LENGTH, BATCH = 64, 3
 MIB = 1 << 20

@@ -9,7 +9,7 @@ from workload_samples import mape, targets
 from trappm.learner.heads.physics_heads import Ours, starting_prior
 from trappm.learner.physics.step_time import PRODUCTS, StepTimePrior
 from trappm.profiler.devices.catalogue import spec_of
-from trappm.profiler.records.kernels import KernelKind, Size
+from trappm.profiler.traced_step import KernelKind, Size
 
 torch.set_num_threads(1)
 

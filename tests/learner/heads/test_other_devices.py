@@ -13,8 +13,8 @@ from trappm.prediction.fitting import MemoryInterval, Verdict
 from trappm.profiler.devices.catalogue import memory_mib
 from trappm.profiler.memory.replay import memory_of
 from trappm.profiler.records import Optimizer, Phase, Precision, StepSettings
-from trappm.profiler.records.trace import TraceSettings
 from trappm.profiler.trace import trace
+from trappm.profiler.traced_step import TraceSettings
 
 
 @pytest.fixture(scope="module")

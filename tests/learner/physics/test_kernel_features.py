@@ -20,15 +20,18 @@ from trappm.learner.physics.step_time import SHARE_GROUPS, StepTimePrior, starti
 from trappm.learner.snapshots.snapshot import FEATURE_VERSIONS as VERSIONS
 from trappm.profiler.devices.catalogue import DeviceSpec
 from trappm.profiler.records import Graph, MemoryFormat, Phase, Precision
-from trappm.profiler.records.allocations import Allocations, ConvolutionKind, Event
-from trappm.profiler.records.kernels import (
+from trappm.profiler.traced_step import (
+    Allocations,
+    ConvolutionKind,
+    Event,
     KernelKind,
     KernelTable,
     Pass,
+    SavedBytes,
     Size,
     StepKernels,
+    Trace,
 )
-from trappm.profiler.records.trace import SavedBytes, Trace
 
 torch.set_num_threads(1)
 

@@ -15,8 +15,8 @@ from trappm.learner.physics.power import PowerPrior, loads_of
 from trappm.learner.physics.step_time import StepTimePrior
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Graph, Phase, Precision
-from trappm.profiler.records.trace import TraceSettings
 from trappm.profiler.trace import trace
+from trappm.profiler.traced_step import TraceSettings
 
 
 @pytest.fixture(scope="module")

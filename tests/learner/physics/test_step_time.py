@@ -15,10 +15,9 @@ from trappm.learner.physics.step_time import StepTimePrior, spreads
 from trappm.profiler.devices.catalogue import CPU, known_spec, spec_of
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Graph, Optimizer, Phase, Precision
-from trappm.profiler.records.kernels import KernelKind, Pass
 from trappm.profiler.records.step_scope import StepScope
-from trappm.profiler.records.trace import TraceSettings
 from trappm.profiler.trace import trace
+from trappm.profiler.traced_step import KernelKind, Pass, TraceSettings
 
 torch.set_num_threads(1)
 

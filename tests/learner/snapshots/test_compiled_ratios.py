@@ -16,8 +16,8 @@ from trappm.learner.physics.compiled_step import (
 from trappm.learner.snapshots.compiled_ratios import compiled_ratios
 from trappm.profiler.models.families import family_of
 from trappm.profiler.records import Execution, Graph, Phase
-from trappm.profiler.records.trace import TraceSettings
 from trappm.profiler.trace import trace
+from trappm.profiler.traced_step import TraceSettings
 
 NAMES = ("resnet10t", "test_vit", "test_convnext", "test_efficientnet", "test_resnet", "test_vit2")
 STEP = CompiledStep(np.linspace(-0.4, 0.4, len(PARTS)))

@@ -6,7 +6,7 @@ from traced_steps import graph_of
 from trappm.profiler.errors import TrappmError
 from trappm.profiler.models import zoo
 from trappm.profiler.records import MemoryFormat, Phase, Precision
-from trappm.profiler.records.trace import TraceSettings
+from trappm.profiler.traced_step import TraceSettings
 
 IN_MIXED_PRECISION = TraceSettings(Precision.AMP_BF16, MemoryFormat.CHANNELS_LAST)
 MODELS = (

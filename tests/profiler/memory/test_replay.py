@@ -14,7 +14,7 @@ from trappm.profiler.memory.allocator import MIB, Allocator, ExpandableAllocator
 from trappm.profiler.memory.replay import simulate_memory
 from trappm.profiler.memory.training_loop import Loop, TrainingLoop
 from trappm.profiler.records import Optimizer
-from trappm.profiler.records.allocations import Allocations, Event
+from trappm.profiler.traced_step import Allocations, Event
 
 MIB_UNITS = MIB // 512
 """The allocator counts in units of 512 bytes."""

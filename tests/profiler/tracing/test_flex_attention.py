@@ -11,9 +11,8 @@ from trappm.profiler.errors import InputError
 from trappm.profiler.models.model_input import ExampleInputs
 from trappm.profiler.models.on_meta import on_meta
 from trappm.profiler.records import Phase, Precision
-from trappm.profiler.records.kernels import KernelKind, Size
-from trappm.profiler.records.trace import TraceSettings
 from trappm.profiler.trace import trace
+from trappm.profiler.traced_step import KernelKind, Size, TraceSettings
 from trappm.profiler.tracing.tracer import Tracer
 
 LENGTH, WIDTH, HEADS = 256, 64, 4

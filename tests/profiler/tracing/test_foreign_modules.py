@@ -19,9 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from trappm.profiler.errors import InputError, UnsupportedModelError
 from trappm.profiler.models.model_input import ExampleInputs
 from trappm.profiler.models.on_meta import on_meta
-from trappm.profiler.records.allocations import Event
-from trappm.profiler.records.kernels import Pass, Size
-from trappm.profiler.records.trace import TraceSettings, TraceSource
+from trappm.profiler.traced_step import Event, Pass, Size, TraceSettings, TraceSource
 from trappm.profiler.tracing import losses, step_recorder
 from trappm.profiler.tracing.allocation_log import AllocationLog
 from trappm.profiler.tracing.gpu import attention

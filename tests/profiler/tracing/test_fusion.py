@@ -7,9 +7,8 @@ from small_modules import Function, Parts
 from torch import nn
 
 from trappm.profiler.records import Execution, MemoryFormat, Phase, Precision
-from trappm.profiler.records.kernels import KernelKind, Pass, Size
-from trappm.profiler.records.trace import TraceSettings
 from trappm.profiler.trace import trace
+from trappm.profiler.traced_step import KernelKind, Pass, Size, TraceSettings
 from trappm.profiler.tracing.fusion import prefers_channels_last
 
 SIZE, BATCH = 8, 4

@@ -15,9 +15,8 @@ from trappm.profiler.errors import InputError
 from trappm.profiler.models.model_input import Sample
 from trappm.profiler.models.on_meta import on_meta
 from trappm.profiler.records import Phase, Precision
-from trappm.profiler.records.kernels import KernelKind
-from trappm.profiler.records.trace import TraceSettings
 from trappm.profiler.trace import trace
+from trappm.profiler.traced_step import KernelKind, TraceSettings
 from trappm.profiler.tracing.gpu.operators import result_of
 from trappm.profiler.tracing.gpu.traced_gpu import TRACED_GPU
 from trappm.profiler.tracing.gpu_functions import CAST, REFUSED, GpuFunctions

@@ -11,10 +11,8 @@ from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.models.model_input import Sample
 from trappm.profiler.models.on_meta import on_meta
 from trappm.profiler.records import MemoryFormat, Phase, Precision
-from trappm.profiler.records.allocations import TRACED_BATCH_SIZES
-from trappm.profiler.records.kernels import KernelKind, Pass, Size
-from trappm.profiler.records.trace import TraceSettings
 from trappm.profiler.trace import trace
+from trappm.profiler.traced_step import TRACED_BATCH_SIZES, KernelKind, Pass, Size, TraceSettings
 from trappm.profiler.tracing.tracer import Tracer
 
 

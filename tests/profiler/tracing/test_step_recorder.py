@@ -11,8 +11,8 @@ from trappm.profiler.errors import UnevenSizesError, UnsupportedModelError
 from trappm.profiler.models.model_input import Sample
 from trappm.profiler.models.on_meta import on_meta
 from trappm.profiler.records import Phase
-from trappm.profiler.records.allocations import TRACED_BATCH_SIZES, Event
 from trappm.profiler.trace import trace
+from trappm.profiler.traced_step import TRACED_BATCH_SIZES, Event
 from trappm.profiler.tracing.tracer import Tracer
 
 

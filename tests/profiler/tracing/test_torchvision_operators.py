@@ -12,8 +12,7 @@ from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.models.model_input import ExampleInputs
 from trappm.profiler.models.on_meta import on_meta
 from trappm.profiler.records import MemoryFormat, Phase, Precision
-from trappm.profiler.records.kernels import KernelKind, Size
-from trappm.profiler.records.trace import TraceSettings
+from trappm.profiler.traced_step import KernelKind, Size, TraceSettings
 from trappm.profiler.tracing.known_values import ALL_BOXES
 from trappm.profiler.tracing.tracer import Tracer
 

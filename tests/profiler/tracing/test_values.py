@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import trappm
 from trappm.profiler.models.model_input import ExampleInputs
 from trappm.profiler.models.on_meta import on_meta
-from trappm.profiler.records.kernels import KernelKind
+from trappm.profiler.traced_step import KernelKind
 from trappm.profiler.tracing.tracer import Tracer
 
 IMAGES, CLASSES = torch.rand(16, 3, 32, 32), torch.zeros(16, dtype=torch.long)

@@ -20,7 +20,7 @@ from store_samples import (
 )
 from store_whole import canary_reading
 
-from trappm.profiler.trace_cache import TraceKey
+from trappm.profiler.traced_step import TraceKey
 from trappm.store import Patience, Store
 from trappm.store.records import Activity
 from trappm.store.schema import METADATA

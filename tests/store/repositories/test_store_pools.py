@@ -5,7 +5,7 @@ from store_samples import configuration, graph_only, template, trace
 
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Precision
-from trappm.profiler.trace_cache import Refusal, TraceKey
+from trappm.profiler.traced_step import Refusal, TraceKey
 
 
 def test_a_pool_is_replaced_when_saved_again(store):

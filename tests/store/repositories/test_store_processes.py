@@ -17,7 +17,7 @@ from trappm.store import Store
 PATIENCE_S = 120
 context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(  # what its children import would take seconds for each
-    ["psycopg", "trappm.store.schema", "trappm.profiler.records.trace"]
+    ["psycopg", "trappm.store.schema", "trappm.profiler.traced_step"]
 )
 
 

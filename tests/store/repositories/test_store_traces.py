@@ -7,10 +7,9 @@ import pytest
 from sqlalchemy import text
 from store_samples import contents, graph_only, template, trace
 
-from trappm.profiler import trace_cache
+from trappm.profiler import traced_step
 from trappm.profiler.records import Execution, GraphTemplate, MemoryFormat, Phase, Precision
-from trappm.profiler.records.trace import Trace, TraceSettings
-from trappm.profiler.trace_cache import Refusal, TraceFolder, TraceKey
+from trappm.profiler.traced_step import Refusal, Trace, TraceFolder, TraceKey, TraceSettings
 from trappm.store import Store
 from trappm.store.traces import SqlTraces
 
@@ -123,7 +122,7 @@ def test_every_part_of_a_key_counts(cache, other):
 def test_another_version_of_a_library_needs_a_new_trace(cache, monkeypatch):
     cache.put(KEY, trace())
     cache.put(OTHER, Refusal("no rule for it"))
-    monkeypatch.setattr(trace_cache, "library_versions", lambda: ("2.99", "1.0"))
+    monkeypatch.setattr(traced_step, "library_versions", lambda: ("2.99", "1.0"))
     assert cache.missing([KEY, OTHER]) == [KEY, OTHER]
     assert cache.get(KEY) is None
     cache.put(KEY, trace(frozen=3))

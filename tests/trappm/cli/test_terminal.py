@@ -15,7 +15,7 @@ from terminal import COLUMNS, Terminal
 from trappm.cluster.campaign.progress import Progress
 from trappm.cluster.profiles import Traced
 from trappm.cluster.spec import load_preset
-from trappm.profiler.trace_cache import Refusal, TraceKey
+from trappm.profiler.traced_step import Refusal, TraceKey
 from trappm.store.records import Activity
 from trappm.terminal.progress_bars import BuildDisplay, CampaignDisplay, LiveBar
 

@@ -8,7 +8,7 @@ from store_samples import DEVICE, configuration, measurement
 import trappm
 from trappm.profiler.models import zoo
 from trappm.profiler.trace import trace
-from trappm.profiler.trace_cache import TraceKey
+from trappm.profiler.traced_step import TraceKey
 from trappm.store import Home, Store
 
 torch.set_num_threads(1)

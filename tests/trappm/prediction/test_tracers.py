@@ -21,7 +21,7 @@ from trappm.prediction.models.tracers import (
 from trappm.profiler.errors import ModelFileError
 from trappm.profiler.memory.replay import memory_of
 from trappm.profiler.records import Phase
-from trappm.profiler.records.trace import TraceSettings
+from trappm.profiler.traced_step import TraceSettings
 
 SHAPE = ["n", 3, 8, 8]
 

@@ -18,8 +18,8 @@ from trappm.extensions.onnx.opening import input_shapes, load_checked
 from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.models.model_input import Inputs
 from trappm.profiler.records import GraphTemplate, Phase
-from trappm.profiler.records.trace import Trace, TraceSettings, TraceSource
 from trappm.profiler.trace import trace
+from trappm.profiler.traced_step import Trace, TraceSettings, TraceSource
 
 
 @dataclass(frozen=True)

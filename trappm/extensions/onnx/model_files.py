@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from trappm.prediction.models.tracers import LocalTracer
 from trappm.profiler.records import Phase
-from trappm.profiler.records.trace import Trace, TraceSettings
+from trappm.profiler.traced_step import Trace, TraceSettings
 
 PRELOAD = ("onnx", "trappm.extensions.onnx.file_trace", "trappm.extensions.onnx.model_files")
 """Modules that the warm process imports to trace files."""

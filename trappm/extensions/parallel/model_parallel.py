@@ -35,8 +35,8 @@ from trappm.learner.physics.step_time import (
     times_of,
 )
 from trappm.profiler.errors import InputError
-from trappm.profiler.records.kernels import KernelKind, KernelTable, Pass, Size
 from trappm.profiler.records.step_scope import StepScope
+from trappm.profiler.traced_step import KernelKind, KernelTable, Pass, Size
 
 WIDE = 2.5
 """Least size of a divided tensor in hidden states of 16 bits; residuals in fp32 have 2."""

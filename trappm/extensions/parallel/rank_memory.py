@@ -21,7 +21,7 @@ import numpy.typing as npt
 from trappm.extensions.parallel.schedules import Parallelism, Strategy
 from trappm.extensions.parallel.step_work import blocks_of, gathered_blocks
 from trappm.profiler.memory.training_loop import TrainingLoop
-from trappm.profiler.records.allocations import Allocations, Event
+from trappm.profiler.traced_step import Allocations, Event
 
 Array = npt.NDArray[np.float64]
 

@@ -18,8 +18,7 @@ from trappm.learner.interface import Workload
 from trappm.learner.physics.prior import UPDATE_SHARE
 from trappm.learner.physics.step_time import PRODUCTS, Lookup, StepTimePrior, terms_of, times_of
 from trappm.profiler.errors import UnsupportedModelError
-from trappm.profiler.records.allocations import Allocations, Event
-from trappm.profiler.records.kernels import KernelKind, KernelTable, Pass, Size
+from trappm.profiler.traced_step import Allocations, Event, KernelKind, KernelTable, Pass, Size
 
 READ_AND_WRITTEN = 2
 """Bytes moved per copied byte: one read and one write."""

@@ -36,7 +36,7 @@ from trappm.learner.physics.step_time import (
 from trappm.profiler.devices.catalogue import spec_of
 from trappm.profiler.errors import SnapshotError, UnsupportedModelError
 from trappm.profiler.records import StepSettings, number_text
-from trappm.profiler.records.kernels import KernelKind, Kernels, KernelTable, Pass, Size
+from trappm.profiler.traced_step import KernelKind, Kernels, KernelTable, Pass, Size
 
 if TYPE_CHECKING:
     from trappm.learner.heads.physics_heads import Head

@@ -23,9 +23,7 @@ from trappm.profiler.models.model_input import Inputs, NamedInputs
 from trappm.profiler.models.on_meta import on_meta
 from trappm.profiler.models.sources import source_of
 from trappm.profiler.records import Phase, Precision
-from trappm.profiler.records.allocations import Allocations
-from trappm.profiler.records.kernels import Size, StepKernels
-from trappm.profiler.records.trace import TraceSettings
+from trappm.profiler.traced_step import Allocations, Size, StepKernels, TraceSettings
 from trappm.profiler.tracing.tracer import Tracer
 
 

@@ -30,7 +30,7 @@ from trappm.learner.stats.calibration import LEVELS, Calibration
 from trappm.profiler.devices.catalogue import DeviceSpec, known_spec, read_name
 from trappm.profiler.models.pool import Attention
 from trappm.profiler.records import Precision
-from trappm.profiler.records.kernels import KernelKind
+from trappm.profiler.traced_step import KernelKind
 
 Array = npt.NDArray[np.float64]
 

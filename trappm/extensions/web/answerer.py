@@ -32,7 +32,7 @@ from trappm.profiler.records import Phase
 if TYPE_CHECKING:
     from trappm.prediction.prediction import Prediction
     from trappm.profiler.records import StepSettings
-    from trappm.profiler.records.trace import Trace
+    from trappm.profiler.traced_step import Trace
 
 MAX_KNOWN = 4096
 """Number of cached answers, about 10 kB each."""

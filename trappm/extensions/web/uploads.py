@@ -1,7 +1,7 @@
 """Uploaded files, and traces of models in a sandboxed process (`prediction.models.tracers`).
 
 The process traces one model at a time, and keeps its traces in the cache of TRAPPM_HOME
-(`trace_cache`).
+(`traced_step`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from trappm.prediction.models.tracers import (
 from trappm.profiler.errors import ModelFileError
 from trappm.profiler.host.forks import ForkServerError
 from trappm.profiler.records import Phase, StepSettings
-from trappm.profiler.records.trace import Trace, TraceSettings
+from trappm.profiler.traced_step import Trace, TraceSettings
 
 _ADVICE = "; increase --timeout, or run trappm predict"
 _CHUNK_BYTES = 1 << 20

@@ -44,8 +44,14 @@ from trappm.profiler.models.known_names import (
 )
 from trappm.profiler.models.model_input import TARGETS, ExampleInputs
 from trappm.profiler.records import MAX_SIZE, Phase, StepSettings
-from trappm.profiler.records.trace import Trace, TraceSettings
-from trappm.profiler.trace_cache import CONTENT, Refusal, TraceFolder, TraceKey
+from trappm.profiler.traced_step import (
+    CONTENT,
+    Refusal,
+    Trace,
+    TraceFolder,
+    TraceKey,
+    TraceSettings,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

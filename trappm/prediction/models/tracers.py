@@ -31,7 +31,7 @@ from trappm.profiler.errors import (
 from trappm.profiler.extensions import extension_modules
 from trappm.profiler.host.forks import ForkServer, ForkServerError
 from trappm.profiler.records import Execution, MemoryFormat, Phase, Precision
-from trappm.profiler.records.trace import Trace, TraceSettings
+from trappm.profiler.traced_step import Trace, TraceSettings
 
 _FOR_TRACES = (
     "torch._dynamo",

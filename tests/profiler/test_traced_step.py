@@ -10,8 +10,8 @@ from torch import nn
 from trappm.profiler.errors import TrappmError
 from trappm.profiler.memory.replay import memory_of
 from trappm.profiler.records import MemoryFormat, Optimizer, Phase, Precision
-from trappm.profiler.records.trace import Trace, TraceSettings
 from trappm.profiler.trace import trace
+from trappm.profiler.traced_step import Trace, TraceSettings
 
 SETTINGS = TraceSettings(Precision.AMP_BF16, MemoryFormat.CHANNELS_LAST, fused_attention=False)
 
