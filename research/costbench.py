@@ -46,8 +46,7 @@ from trappm.extensions.transformers.model_heads import transformer_times
 from trappm.prediction.fitting import simulated_interval
 from trappm.profiler.devices.catalogue import process_memory_mib
 from trappm.profiler.errors import InputError, nearest, one_line
-from trappm.profiler.memory.replay import memory_of
-from trappm.profiler.memory.training_loop import Loop
+from trappm.profiler.memory.simulation import Loop, memory_of
 from trappm.profiler.records import Optimizer, Phase, Precision
 from trappm.profiler.trace import trace
 

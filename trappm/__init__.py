@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from trappm.prediction.predict import compare, predict
     from trappm.prediction.prediction import MeasuredStep, Prediction
     from trappm.profiler.errors import TrappmError
-    from trappm.profiler.memory.training_loop import TrainingLoop
+    from trappm.profiler.memory.simulation import TrainingLoop
 
     __version__: str
 
@@ -39,7 +39,7 @@ _MODULES = {
     "LabelStore": "trappm.label_store",
     "MeasuredStep": "trappm.prediction.prediction",
     "Prediction": "trappm.prediction.prediction",
-    "TrainingLoop": "trappm.profiler.memory.training_loop",
+    "TrainingLoop": "trappm.profiler.memory.simulation",
     "TrappmError": "trappm.profiler.errors",
     "compare": "trappm.prediction.predict",
     "devices": "trappm.prediction.device_names",

@@ -22,7 +22,7 @@ from trappm.profiler.devices.catalogue import (
     rank_key,
 )
 from trappm.profiler.errors import CampaignError, InputError
-from trappm.profiler.memory.replay import memory_of
+from trappm.profiler.memory.simulation import memory_of
 from trappm.profiler.models.known_names import model_of
 from trappm.profiler.models.pool import build_pool
 from trappm.profiler.records import (

@@ -80,7 +80,7 @@ from trappm.learner.stats.folds import cluster_folds, grouped_folds
 from trappm.learner.stats.student_t import robust_deviation
 from trappm.profiler.devices.catalogue import CPU, USABLE_SHARE, DeviceSpec, process_memory_mib
 from trappm.profiler.errors import InputError
-from trappm.profiler.memory.training_loop import Loop
+from trappm.profiler.memory.simulation import Loop
 from trappm.profiler.records import METRICS, OnProgress, Phase
 
 FOLDS = 5

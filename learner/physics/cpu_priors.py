@@ -35,7 +35,7 @@ from trappm.learner.physics.step_time import BYTES_PER_PARAMETER, PRODUCTS
 from trappm.profiler.devices.catalogue import CPU
 from trappm.profiler.errors import InputError
 from trappm.profiler.graphs.nodes import BYTES_PER_ELEMENT
-from trappm.profiler.memory.allocator import MIB
+from trappm.profiler.memory.simulation import MIB
 from trappm.profiler.records import Phase
 from trappm.profiler.traced_step import KernelKind, Pass, Size
 

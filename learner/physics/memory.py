@@ -3,10 +3,11 @@
     memory = process + tensors * live + fragments * (reserved - live)
                      + scratch * (scratch memory of convolutions)
 
-The sizes come from a training step replayed through CUDA's allocator (`profiler.memory.replay`). If
-no step could be traced, `step_memory` estimates them from the graph. All constants are 1 for a card
-that the simulation describes exactly. Published labels do not name their training loop, so the loop
-that explains them best is assumed. CPUs have their own formula (`cpu_priors`).
+The sizes come from a training step replayed through CUDA's allocator
+(`profiler.memory.simulation`). If no step could be traced, `step_memory` estimates them from the
+graph. All constants are 1 for a card that the simulation describes exactly. Published labels do not
+name their training loop, so the loop that explains them best is assumed. CPUs have their own
+formula (`cpu_priors`).
 
 A few numbers describe what makes a peak uncertain: how far scratch memory of each kind of
 convolution would lift it (cuDNN's choice of algorithm, which no trace knows), how large single
@@ -28,9 +29,7 @@ from trappm.learner.interface import Array, BoolArray, Workload, cached_with_fir
 from trappm.learner.physics.prior import OPERATORS, PriorSpec, TermPrior, operator_shares
 from trappm.profiler.devices.catalogue import CONTEXT_MIB, DeviceSpec
 from trappm.profiler.graphs.nodes import BYTES_PER_ELEMENT, VIEWS
-from trappm.profiler.memory.allocator import MIB
-from trappm.profiler.memory.replay import memory_of
-from trappm.profiler.memory.training_loop import Loop
+from trappm.profiler.memory.simulation import MIB, Loop, memory_of
 from trappm.profiler.records import Graph, MemoryFormat, Optimizer, Phase, Precision
 from trappm.profiler.traced_step import ConvolutionKind, Event, Pass, Trace
 

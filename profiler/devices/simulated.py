@@ -21,8 +21,7 @@ from trappm.profiler.devices.catalogue import CONTEXT_MIB, Card, card_of
 from trappm.profiler.errors import DeviceError, UnsupportedModelError
 from trappm.profiler.graphs.nodes import BYTES_PER_ELEMENT, CONVOLUTIONS, PRODUCTS, VIEWS
 from trappm.profiler.host.environment import SEED, host_facts
-from trappm.profiler.memory.replay import memory_of
-from trappm.profiler.memory.training_loop import Loop, TrainingLoop
+from trappm.profiler.memory.simulation import Loop, TrainingLoop, memory_of
 from trappm.profiler.records import (
     Configuration,
     Execution,

@@ -13,8 +13,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from trappm.profiler.memory.allocator import MIB
-from trappm.profiler.memory.replay import SimulatedMemory
+from trappm.profiler.memory.simulation import MIB, SimulatedMemory
 from trappm.profiler.records import IntArray
 from trappm.profiler.traced_step import Allocations, Event, Origin
 

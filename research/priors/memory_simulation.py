@@ -23,8 +23,7 @@ import typer
 from research.data import data_folder
 from research.held_out import robust_line
 from research.priors.steps import TRACES, Traces, cached_step
-from trappm.profiler.memory.replay import WORKSPACE_SHARE, simulate_memory
-from trappm.profiler.memory.training_loop import Loop
+from trappm.profiler.memory.simulation import WORKSPACE_SHARE, Loop, simulate_memory
 from trappm.profiler.models.families import family_of
 from trappm.profiler.models.zoo import native_input_size
 from trappm.profiler.records import Optimizer

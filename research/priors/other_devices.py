@@ -59,7 +59,7 @@ from trappm.learner.stats.calibration import LEVELS, Calibration
 from trappm.learner.stats.folds import grouped_folds
 from trappm.learner.stats.student_t import TO_NORMAL
 from trappm.profiler.devices.catalogue import most_similar, spec_of
-from trappm.profiler.memory.training_loop import Loop
+from trappm.profiler.memory.simulation import Loop
 from trappm.profiler.records import MemoryFormat, Phase
 
 FOLDS = 4

@@ -8,7 +8,7 @@ from small_modules import Function
 from torch import nn
 
 from trappm.profiler.errors import TrappmError
-from trappm.profiler.memory.replay import memory_of
+from trappm.profiler.memory.simulation import memory_of
 from trappm.profiler.records import MemoryFormat, Optimizer, Phase, Precision
 from trappm.profiler.trace import trace
 from trappm.profiler.traced_step import Trace, TraceSettings

@@ -11,7 +11,7 @@ from trappm.cli import options
 from trappm.cli.options import print_json
 
 if TYPE_CHECKING:
-    from trappm.profiler.memory.training_loop import TrainingLoop
+    from trappm.profiler.memory.simulation import TrainingLoop
 
 MAX_BATCH_SIZES = 64
 """Rows of a table of batch sizes."""
@@ -287,7 +287,7 @@ def _loop(
         return optimizer
     from trappm.prediction.training_loops import loop_of
     from trappm.profiler.errors import InputError
-    from trappm.profiler.memory.training_loop import Implementation
+    from trappm.profiler.memory.simulation import Implementation
     from trappm.profiler.records import member
 
     if phase == "infer" and implementation is not None:

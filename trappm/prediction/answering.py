@@ -45,8 +45,7 @@ from trappm.profiler.devices.catalogue import (
     rank_key,
 )
 from trappm.profiler.errors import InputError, TrappmError, UnsupportedModelError
-from trappm.profiler.memory.replay import SimulatedMemory, memory_in, reserved_mib
-from trappm.profiler.memory.training_loop import Loop
+from trappm.profiler.memory.simulation import Loop, SimulatedMemory, memory_in, reserved_mib
 from trappm.profiler.models.families import family_of
 from trappm.profiler.records import (
     METRICS,

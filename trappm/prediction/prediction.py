@@ -20,7 +20,7 @@ from trappm.profiler.devices.catalogue import CONTEXT_MIB, process_memory_mib
 from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.host.caller_state import independent_of_caller
 from trappm.profiler.memory.breakdown import MemoryBreakdown, Part, break_down
-from trappm.profiler.memory.replay import SimulatedMemory, simulate_memory
+from trappm.profiler.memory.simulation import SimulatedMemory, simulate_memory
 from trappm.profiler.records import (
     METRICS,
     Execution,
@@ -36,7 +36,7 @@ from trappm.profiler.traced_step import Trace, TraceSource
 
 if TYPE_CHECKING:
     from trappm.prediction.models.subjects import Subject
-    from trappm.profiler.memory.training_loop import TrainingLoop
+    from trappm.profiler.memory.simulation import TrainingLoop
 
 UNITS = {**METRICS, "energy_j": "J", "samples_per_s": "1/s", "mfu_percent": "%"}
 """Units of the figures of a step."""

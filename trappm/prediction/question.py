@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from trappm.learner.snapshots.manifest import Manifest
     from trappm.learner.snapshots.snapshot import Snapshot
     from trappm.prediction.models.subjects import Subject
-    from trappm.profiler.memory.training_loop import TrainingLoop
+    from trappm.profiler.memory.simulation import TrainingLoop
 
 
 class Question:

@@ -11,12 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from trappm.profiler.errors import InputError
-from trappm.profiler.memory.training_loop import (
-    Implementation,
-    Loop,
-    ParameterGroup,
-    TrainingLoop,
-)
+from trappm.profiler.memory.simulation import Implementation, Loop, ParameterGroup, TrainingLoop
 from trappm.profiler.records import Optimizer
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from onnx_export import export_onnx
 from torch import nn
 
 from trappm.extensions.onnx.file_trace import file_trace
-from trappm.profiler.memory.replay import memory_of
+from trappm.profiler.memory.simulation import memory_of
 from trappm.profiler.models import zoo
 from trappm.profiler.trace import trace
 

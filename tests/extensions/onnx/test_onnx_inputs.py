@@ -14,7 +14,7 @@ from torch import nn
 import trappm
 from trappm.extensions.onnx.file_trace import file_trace, rebuilt
 from trappm.profiler.errors import TrappmError
-from trappm.profiler.memory.replay import memory_of
+from trappm.profiler.memory.simulation import memory_of
 from trappm.profiler.models.model_input import ExampleInputs
 from trappm.profiler.trace import trace
 

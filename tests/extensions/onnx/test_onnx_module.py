@@ -15,7 +15,7 @@ from torch.nn import functional as F  # noqa: N812  # the usual name
 from trappm.extensions.onnx.module import RebuiltModule
 from trappm.extensions.onnx.opening import load_checked
 from trappm.profiler.errors import UnsupportedModelError
-from trappm.profiler.memory.replay import memory_of
+from trappm.profiler.memory.simulation import memory_of
 from trappm.profiler.models.model_input import Sample
 from trappm.profiler.records import Phase
 from trappm.profiler.trace import trace

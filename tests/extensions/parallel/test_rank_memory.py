@@ -13,7 +13,7 @@ from trappm.extensions.parallel.rank_memory import (
 from trappm.extensions.parallel.schedules import Parallelism, Strategy
 from trappm.extensions.parallel.shared_step import PROCESS, SharedStep, predict_parallel
 from trappm.profiler.errors import InputError
-from trappm.profiler.memory.training_loop import TrainingLoop
+from trappm.profiler.memory.simulation import TrainingLoop
 from trappm.profiler.records import Optimizer
 from trappm.profiler.trace import trace
 

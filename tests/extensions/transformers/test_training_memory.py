@@ -11,7 +11,7 @@ import torch
 from simulated_steps import simulated, trace_of
 
 from trappm.profiler.memory.breakdown import Part
-from trappm.profiler.memory.training_loop import Implementation, TrainingLoop
+from trappm.profiler.memory.simulation import Implementation, TrainingLoop
 from trappm.profiler.models.sources import source_of
 from trappm.profiler.records import Precision
 from trappm.profiler.trace import trace

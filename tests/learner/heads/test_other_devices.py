@@ -11,7 +11,7 @@ from trappm.learner.heads.physics_heads import Heads
 from trappm.learner.interface import TrainedHeads, Workload
 from trappm.prediction.fitting import MemoryInterval, Verdict
 from trappm.profiler.devices.catalogue import memory_mib
-from trappm.profiler.memory.replay import memory_of
+from trappm.profiler.memory.simulation import memory_of
 from trappm.profiler.records import Optimizer, Phase, Precision, StepSettings
 from trappm.profiler.trace import trace
 from trappm.profiler.traced_step import TraceSettings

@@ -13,8 +13,7 @@ from trappm.learner.physics.graph_prior import GraphPrior
 from trappm.learner.physics.memory import PROCESS_MIB, MemoryPrior, step_memory
 from trappm.profiler.devices.catalogue import spec_of
 from trappm.profiler.errors import InputError
-from trappm.profiler.memory.replay import memory_of
-from trappm.profiler.memory.training_loop import Loop
+from trappm.profiler.memory.simulation import Loop, memory_of
 from trappm.profiler.records import Phase
 from trappm.profiler.trace import trace
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from trappm.profiler.devices.catalogue import CONTEXT_MIB, card_of
-from trappm.profiler.memory.allocator import MIB, Allocator
-from trappm.profiler.memory.replay import memory_of
+from trappm.profiler.memory.simulation import MIB, Allocator, memory_of
 from trappm.profiler.records import Configuration, Measurement, Outcome, Phase, Precision
 from trappm.profiler.trace import trace
 

@@ -14,12 +14,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from trappm.profiler.errors import InputError
-from trappm.profiler.memory.allocator import MIB, Allocator
-from trappm.profiler.memory.replay import simulate_memory
-from trappm.profiler.memory.training_loop import (
+from trappm.profiler.memory.simulation import (
+    MIB,
+    Allocator,
     Implementation,
     ParameterGroup,
     TrainingLoop,
+    simulate_memory,
 )
 from trappm.profiler.models.model_input import Sample
 from trappm.profiler.records import Optimizer

@@ -16,7 +16,7 @@ import trappm
 from trappm.prediction.prediction import quantity
 from trappm.profiler.errors import InputError, UnsupportedModelError
 from trappm.profiler.memory.breakdown import Part
-from trappm.profiler.memory.replay import memory_of
+from trappm.profiler.memory.simulation import memory_of
 from trappm.profiler.models import zoo
 from trappm.profiler.trace import trace
 from trappm.profiler.tracing import known_values

@@ -19,7 +19,7 @@ from trappm.prediction.models.tracers import (
     file_tracer,
 )
 from trappm.profiler.errors import ModelFileError
-from trappm.profiler.memory.replay import memory_of
+from trappm.profiler.memory.simulation import memory_of
 from trappm.profiler.records import Phase
 from trappm.profiler.traced_step import TraceSettings
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from trappm.extensions.parallel.schedules import Parallelism, Strategy
 from trappm.extensions.parallel.step_work import blocks_of, gathered_blocks
-from trappm.profiler.memory.training_loop import TrainingLoop
+from trappm.profiler.memory.simulation import TrainingLoop
 from trappm.profiler.traced_step import Allocations, Event
 
 Array = npt.NDArray[np.float64]

@@ -243,7 +243,7 @@ class SharedStep:
         from trappm.extensions.parallel.rank_memory import traced_needs
         from trappm.prediction.answering import answers
         from trappm.prediction.models.subjects import Subject, subject_of
-        from trappm.profiler.memory.training_loop import TrainingLoop
+        from trappm.profiler.memory.simulation import TrainingLoop
 
         subject = model
         if not isinstance(subject, Subject):
@@ -399,7 +399,7 @@ def _mixed_needs(
         UnsupportedModelError: The step with 16-bit parameters cannot be traced.
     """
     from trappm.extensions.parallel import rank_memory
-    from trappm.profiler.memory.training_loop import TrainingLoop
+    from trappm.profiler.memory.simulation import TrainingLoop
 
     is_megatron, precision = _is_megatron(subject.name), settings.precision
     is_16_bit = precision is Precision.BF16 or (is_megatron and precision is not Precision.FP32)

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from trappm.extensions.transformers.model_names import TransformerName, is_transformer
 from trappm.profiler.errors import InputError, UnsupportedModelError, one_line
-from trappm.profiler.memory.allocator import MIB
-from trappm.profiler.memory.replay import SimulatedMemory, simulate_memory
+from trappm.profiler.memory.simulation import MIB, SimulatedMemory, simulate_memory
 from trappm.profiler.models.model_input import Inputs, NamedInputs
 from trappm.profiler.models.on_meta import on_meta
 from trappm.profiler.models.sources import source_of

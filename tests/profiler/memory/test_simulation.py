@@ -10,9 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from traced_steps import meta, tiny, trace_step
 
-from trappm.profiler.memory.allocator import MIB, Allocator, ExpandableAllocator
-from trappm.profiler.memory.replay import simulate_memory
-from trappm.profiler.memory.training_loop import Loop, TrainingLoop
+from trappm.profiler.memory.simulation import (
+    MIB,
+    Allocator,
+    ExpandableAllocator,
+    Loop,
+    TrainingLoop,
+    simulate_memory,
+)
 from trappm.profiler.records import Optimizer
 from trappm.profiler.traced_step import Allocations, Event
 
