@@ -17,7 +17,7 @@ from trappm.profiler.errors import (
     UnevenSizesError,
     UnsupportedModelError,
 )
-from trappm.profiler.host.caller_state import independent_of_caller
+from trappm.profiler.host.environment import independent_of_caller
 from trappm.profiler.models.model_input import ExampleInputs, Inputs, Sample
 from trappm.profiler.models.on_meta import on_meta
 from trappm.profiler.models.sources import source_of

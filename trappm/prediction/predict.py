@@ -12,7 +12,7 @@ from trappm.prediction.models.subjects import size_kind, subject_of
 from trappm.prediction.prediction import Prediction
 from trappm.prediction.question import Question
 from trappm.profiler.errors import InputError
-from trappm.profiler.host.caller_state import independent_of_caller
+from trappm.profiler.host.environment import independent_of_caller
 from trappm.profiler.models.known_names import is_file, refuse_unknown
 from trappm.profiler.records import Execution
 

@@ -18,7 +18,7 @@ from trappm.prediction.fitting import MemoryAnswer, Verdict, room_text
 from trappm.prediction.training_loops import loop_of
 from trappm.profiler.devices.catalogue import CONTEXT_MIB, process_memory_mib
 from trappm.profiler.errors import UnsupportedModelError
-from trappm.profiler.host.caller_state import independent_of_caller
+from trappm.profiler.host.environment import independent_of_caller
 from trappm.profiler.memory.breakdown import MemoryBreakdown, Part, break_down
 from trappm.profiler.memory.simulation import SimulatedMemory, simulate_memory
 from trappm.profiler.records import (

@@ -20,7 +20,7 @@ from trappm.prediction.question import Question
 from trappm.prediction.training_loops import loop_for, loop_of
 from trappm.profiler.errors import InputError, TrappmError, one_line
 from trappm.profiler.host import procfs
-from trappm.profiler.host.caller_state import independent_of_caller
+from trappm.profiler.host.environment import independent_of_caller
 from trappm.profiler.memory.simulation import TrainingLoop
 from trappm.profiler.models.on_meta import is_compiled
 from trappm.profiler.records import Execution, Precision, is_cpu_device

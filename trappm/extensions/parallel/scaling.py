@@ -13,7 +13,7 @@ from trappm.prediction.fitting import VERDICTS, Verdict
 from trappm.prediction.question import Question
 from trappm.profiler.devices.catalogue import rank_key
 from trappm.profiler.errors import InputError, UnsupportedModelError
-from trappm.profiler.host.caller_state import independent_of_caller
+from trappm.profiler.host.environment import independent_of_caller
 from trappm.profiler.records import Phase
 from trappm.terminal.tables import print_line, print_notes, print_table
 

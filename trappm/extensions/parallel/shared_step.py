@@ -22,7 +22,7 @@ from trappm.prediction.question import Question
 from trappm.profiler.devices.catalogue import process_memory_mib
 from trappm.profiler.errors import InputError, UnsupportedModelError
 from trappm.profiler.extensions import extension_modules
-from trappm.profiler.host.caller_state import independent_of_caller
+from trappm.profiler.host.environment import independent_of_caller
 from trappm.profiler.models.known_names import is_prefixed
 from trappm.profiler.models.pool import Attention
 from trappm.profiler.records import Phase, Precision, StepSettings, number_text

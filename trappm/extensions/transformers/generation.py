@@ -27,7 +27,7 @@ from trappm.prediction.fitting import (
 )
 from trappm.profiler.devices.catalogue import process_memory_mib, read_name
 from trappm.profiler.errors import InputError
-from trappm.profiler.host.caller_state import independent_of_caller
+from trappm.profiler.host.environment import independent_of_caller
 from trappm.profiler.records import Phase, Precision, member
 from trappm.terminal.tables import console, print_line, print_notes, table
 
