@@ -26,8 +26,7 @@ from trappm.cluster.training_report import (
 )
 from trappm.learner.acquisition import AcquisitionRequest, cold_start, strategy_named
 from trappm.learner.acquisition.pool_knowledge import PoolKnowledge, probability_above
-from trappm.learner.heads.other_devices import similar_constants
-from trappm.learner.heads.physics_heads import Heads, train_heads
+from trappm.learner.heads.physics_heads import Heads, similar_constants, train_heads
 from trappm.learner.interface import (
     CompiledPair,
     DeviceHeads,

@@ -23,8 +23,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
-from trappm.learner.heads.other_devices import STEPS_BASIS, Basis, OtherDevices
-from trappm.learner.heads.physics_heads import Heads, heads_from_tensors
+from trappm.learner.heads.physics_heads import (
+    STEPS_BASIS,
+    Basis,
+    Heads,
+    OtherDevices,
+    heads_from_tensors,
+)
 from trappm.learner.interface import DeviceHeads, Predictions, TrainedHeads, TrainingLabel, Workload
 from trappm.learner.paper.presets import EncoderPreset, HeadPreset, LearnerPreset
 from trappm.learner.physics.memory import CONVOLUTION_FEATURES, FEATURE_GROUPS

@@ -15,7 +15,7 @@ import typer
 from research.data import data_folder
 from research.priors import llm_foundry, neusight_models
 from research.priors.kernel_sources import flash_attention, large_products
-from trappm.learner.heads.other_devices import known_of_others
+from trappm.learner.heads.physics_heads import known_of_others
 from trappm.learner.physics.step_time import StepTimePrior
 
 

@@ -30,7 +30,7 @@ from trappm.extensions.parallel.schedules import Parallelism, Strategy, schedule
 from trappm.extensions.parallel.shared_step import predict_parallel
 from trappm.extensions.parallel.step_work import traced_work
 from trappm.extensions.transformers.model_heads import KNOWN, TransformerTimes
-from trappm.learner.heads.other_devices import known_of_others
+from trappm.learner.heads.physics_heads import known_of_others
 from trappm.learner.interface import Workload
 from trappm.learner.physics.step_time import Lookup, StepTimePrior, Terms, terms_of, times_of
 from trappm.profiler.devices.catalogue import DeviceSpec, spec_of

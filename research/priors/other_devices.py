@@ -46,12 +46,12 @@ from research.priors.steps import (
     nvidia_steps,
     some_timm_steps,
 )
-from trappm.learner.heads.other_devices import (
-    FILE,
+from trappm.learner.heads.physics_heads import (
     OTHERS,
+    OTHERS_FILE,
     Basis,
     OtherDevices,
-    write,
+    write_others,
 )
 from trappm.learner.physics.memory import MemoryPrior
 from trappm.learner.physics.step_time import StepTimePrior
@@ -339,5 +339,5 @@ def main(
     print(error_table(errors).to_string(), coverage(errors), sep="\n")
     if is_writing:
         evidence = [*(part.evidence for part in steps), *kernels]
-        write(shipped(steps, kernels, errors), [source_of(part) for part in evidence])
-        print(FILE)
+        write_others(shipped(steps, kernels, errors), [source_of(part) for part in evidence])
+        print(OTHERS_FILE)

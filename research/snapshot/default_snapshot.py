@@ -49,8 +49,14 @@ from research.snapshot.shipped_sheets import (
     Sheet,
     neusight_kernels,
 )
-from trappm.learner.heads.other_devices import OTHERS, known_of_others
-from trappm.learner.heads.physics_heads import Head, Heads, Ours, starting_prior
+from trappm.learner.heads.physics_heads import (
+    OTHERS,
+    Head,
+    Heads,
+    Ours,
+    known_of_others,
+    starting_prior,
+)
 from trappm.learner.interface import TrainedHeads, TrainingLabel
 from trappm.learner.paper.presets import LAPTOP
 from trappm.learner.physics.memory import MemoryPrior

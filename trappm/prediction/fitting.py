@@ -194,7 +194,7 @@ def simulated_risk(
 @cache
 def _simulation() -> Calibration:
     """Return the quantiles of log(measured / simulated)."""
-    from trappm.learner.heads.other_devices import known_of_others
+    from trappm.learner.heads.physics_heads import known_of_others
 
     return known_of_others()[0].memory
 

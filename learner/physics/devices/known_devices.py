@@ -2,7 +2,7 @@
 
 `known_devices.safetensors` is written by `python -m research fit-priors step-time`; the V100's
 heads of the shipped snapshot start from it. Heads of campaigns start from the most similar card
-(`learner.heads.other_devices`) and move as far as devices differ.
+(`learner.heads.physics_heads`) and move as far as devices differ.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from trappm.extensions.roofline.drawing import lines
 from trappm.extensions.roofline.report import sentence
 from trappm.extensions.roofline.roofs import BANDWIDTH, COMPUTE, KnownDevice, Roof, known_device
 from trappm.extensions.roofline.steps import roofed_steps
-from trappm.learner.heads.other_devices import Basis, OtherDevices
+from trappm.learner.heads.physics_heads import Basis, OtherDevices
 from trappm.learner.physics.devices.known_devices import known_devices
 from trappm.prediction.answering import answers
 from trappm.prediction.models.subjects import subject_of

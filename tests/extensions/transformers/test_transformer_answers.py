@@ -13,7 +13,7 @@ from trappm.extensions.transformers.model_heads import (
     OF_2023,
     transformer_times,
 )
-from trappm.learner.heads.other_devices import known_of_others
+from trappm.learner.heads.physics_heads import known_of_others
 from trappm.learner.interface import Workload
 from trappm.learner.physics.step_time import StepTimePrior
 from trappm.prediction.models.subjects import subject_of

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from research.priors.other_devices import pooled_errors
-from trappm.learner.heads.other_devices import Basis, OtherDevices, known_of_others
-from trappm.learner.heads.physics_heads import Heads
+from trappm.learner.heads.physics_heads import Basis, Heads, OtherDevices, known_of_others
 from trappm.learner.interface import TrainedHeads, Workload
 from trappm.prediction.fitting import MemoryInterval, Verdict
 from trappm.profiler.devices.catalogue import memory_mib

@@ -226,7 +226,7 @@ def step_times_ms(
         language_model_head,
         transformer_times,
     )
-    from trappm.learner.heads.other_devices import Basis, known_of_others
+    from trappm.learner.heads.physics_heads import Basis, known_of_others
     from trappm.learner.interface import Workload
     from trappm.profiler.devices.catalogue import CPU, known_spec
     from trappm.profiler.records import Graph

@@ -21,8 +21,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from trappm.extensions.transformers.model_names import is_transformer
-from trappm.learner.heads.other_devices import OtherDevices, head_of
-from trappm.learner.heads.physics_heads import Head, Heads
+from trappm.learner.heads.physics_heads import Head, Heads, OtherDevices, head_of
 from trappm.learner.interface import Z90, Estimate, TrainedHeads, Workload
 from trappm.learner.physics.prior import Prior
 from trappm.learner.physics.step_time import PRODUCTS, Peak, StepTimePrior, group_rows
