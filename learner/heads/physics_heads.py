@@ -14,13 +14,8 @@ A prior is fitted on all labels, and again without each fold of the architecture
 residual and the interval learn from out-of-fold errors. A head can start from another device's: its
 constants are where this device's begin, and its residual is added by the share that fits here.
 
-The residual is a Gaussian process with Student-t noise (`learner.gaussian_process`) times a weight
-in [0, 1], the one with the least relative error of out-of-fold predictions (stacking, Wolpert
-1992): one model from two labels to thousands. A run out of memory has only a lower bound: a
-prediction above it has no error.
-
-Heads of a device are trained in parallel, one thread with one core each: matrix products release
-the global interpreter lock (docs/research/design_notes.md).
+Heads of a device are trained in parallel, one thread with one core each: matrix products and
+XGBoost release the global interpreter lock (docs/research/design_notes.md).
 
 **Cards without labels** have heads without a residual (`OtherDevices`), from common constants of
 other cards and the data sheet:
@@ -55,13 +50,7 @@ from safetensors.torch import load_file, save_file
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-from trappm.learner.gaussian_process import (
-    LEAST_NOISE,
-    Coordinates,
-    FoldPredictions,
-    GaussianProcess,
-    fit_process,
-)
+from trappm.learner.gaussian_process import Coordinates
 from trappm.learner.interface import (
     OTHER_START,
     Z90,
@@ -88,6 +77,7 @@ from trappm.learner.physics.memory import MemoryPrior
 from trappm.learner.physics.power import PowerPrior
 from trappm.learner.physics.prior import Prior
 from trappm.learner.physics.step_time import StepTimePrior, starting_constants
+from trappm.learner.residual import CAUTION, FOLDS, Residual, Surprises, fit_residual
 from trappm.learner.stats.calibration import (
     Calibration,
     Familiarity,
@@ -96,7 +86,6 @@ from trappm.learner.stats.calibration import (
     central_interval,
 )
 from trappm.learner.stats.folds import cluster_folds, grouped_folds
-from trappm.learner.stats.student_t import robust_deviation
 from trappm.profiler.devices.catalogue import (
     CPU,
     USABLE_SHARE,
@@ -117,160 +106,6 @@ from trappm.profiler.records import (
     Precision,
     StepSettings,
 )
-
-FOLDS = 5
-"""Folds of architectures; the usual number."""
-LEAST_FOR_PROCESS = 6
-"""Least number of labels for the process."""
-CAUTION = 5.0
-"""Weight of the prior guess that the process's weight is 0, as a number of labels."""
-WEIGHTS = 11
-"""Number of weights that are tried, from 0 to 1."""
-UNKNOWN_NOISE, UNKNOWN_VOTES = 0.2, 0.5
-"""Deviation of the logarithm without labels, between memory's and step time's, and its weight as a
-number of labels next to fewer than `LEAST_FOR_PROCESS`."""
-
-
-@dataclass(frozen=True, eq=False)
-class Residual:
-    """A fitted residual."""
-
-    width: int
-    """Number of features."""
-    process: GaussianProcess | None
-    """None with few labels."""
-    weight: float
-    """Factor of the process's prediction."""
-    noise: float
-    """Robust deviation of the out-of-fold errors."""
-
-    def predict(self, features: Array) -> tuple[Array, Array]:
-        """Return mean of the residual and deviation of a label (n each) for features (n, f).
-
-        Raises:
-            InputError: The number of features differs from training.
-        """
-        if features.ndim != 2 or features.shape[1] != self.width:
-            raise InputError(f"features have shape {features.shape}, not (n, {self.width})")
-        mean, variance = np.zeros(len(features)), np.full(len(features), self.noise**2)
-        if self.process is not None and len(features):
-            of_process, deviation = self.process.predict(features)
-            mean += self.weight * of_process
-            variance += deviation**2
-        return mean, np.sqrt(variance)
-
-    def tensors(self) -> dict[str, Tensor]:
-        numbers = torch.tensor([self.width, self.noise, self.weight], dtype=torch.float64)
-        return {"residual": numbers, **joined_tensors({"process": self.process})}
-
-    @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
-        """Read a residual; raise KeyError or ValueError for other tensors."""
-        width, noise, weight = tensors["residual"].tolist()
-        process = with_prefix(tensors, "process.")
-        return cls(
-            width=int(width),
-            process=GaussianProcess.from_tensors(process) if process else None,
-            weight=weight,
-            noise=noise,
-        )
-
-
-def fit_residual(
-    features: Array,
-    log_residual: Array,
-    groups: Sequence[str],
-    generator: np.random.Generator,
-    *,
-    feature_groups: Sequence[int] | None = None,
-    folds: IntArray | None = None,
-    bounds: Array | None = None,
-    label_errors: Array | None = None,
-) -> tuple[Residual, FoldPredictions]:
-    """Fit a residual to n labels; return it with its out-of-fold predictions.
-
-    Args:
-        features: Finite features (n, f).
-        log_residual: log(measured) minus the prior's logarithm (n), best by a prior that was fitted
-            without the label's fold; NaN where only a bound is known.
-        groups: Architecture of each label (n).
-        generator: Source of all randomness.
-        feature_groups: Numbers of columns that the process scales together (default: all).
-        folds: Folds of the prior (n; default: drawn here).
-        bounds: Lower bounds of unknown values (n), NaN elsewhere.
-        label_errors: Standard errors of the values (n; default: 0). They are part of the
-            deviations that are returned, so that a noisy label widens no interval.
-
-    Raises:
-        InputError: Shapes differ, a value is not finite, or a label has neither value nor bound.
-    """
-    bounds = np.full(len(features), np.nan) if bounds is None else bounds
-    noisy = np.zeros(len(features)) if label_errors is None else label_errors
-    widths = (features.shape[-1],) if feature_groups is None else tuple(feature_groups)
-    _check_residuals(features, log_residual, bounds, groups, widths)
-    folds = grouped_folds(groups, FOLDS, generator) if folds is None else folds
-    known = ~np.isnan(log_residual)
-    process, weight = None, 0.0
-    mean, spread = np.zeros(len(features)), np.zeros(len(features))
-    if known.sum() >= LEAST_FOR_PROCESS and len(np.unique(folds[known])) > 1:
-        process, unseen = fit_process(
-            features, log_residual, widths, folds, generator, bounds, noisy
-        )
-        weight = _best_weight(unseen.mean, log_residual, bounds)
-        mean, spread = weight * unseen.mean, unseen.deviation
-    noise = _noise((log_residual - mean)[known], noisy[known])
-    residual = Residual(features.shape[1], process, weight, noise)
-    return residual, FoldPredictions(mean, np.hypot(np.hypot(spread, noise), noisy))
-
-
-def _check_residuals(
-    features: Array,
-    log_residual: Array,
-    bounds: Array,
-    groups: Sequence[str],
-    widths: Sequence[int],
-) -> None:
-    if features.ndim != 2 or not (
-        log_residual.shape == bounds.shape == (len(groups),) == (len(features),)
-    ):
-        raise InputError(
-            f"{features.shape} features, {log_residual.shape} values and {len(groups)} groups "
-            "are not one of each for every label"
-        )
-    numbers = np.where(np.isnan(log_residual), bounds, log_residual)
-    if not (np.isfinite(features).all() and np.isfinite(numbers).all()):
-        raise InputError("a feature or a residual is not finite")
-    if sum(widths) != features.shape[1]:
-        raise InputError(f"groups of {widths} columns are not {features.shape[1]} features")
-
-
-def _best_weight(unseen: Array, values: Array, bounds: Array) -> float:
-    """Return the weight with the least relative error of out-of-fold predictions (n)."""
-
-    def loss(weight: float) -> float:
-        above = np.minimum(weight * unseen - bounds, 0.0)
-        off = np.where(np.isnan(values), above, weight * unseen - values)
-        return float(np.abs(np.expm1(off)).sum()) + CAUTION * weight * float(np.abs(unseen).mean())
-
-    return min((float(w) for w in np.linspace(0.0, 1.0, WEIGHTS)), key=loss)
-
-
-def _noise(errors: Array, noisy: Array) -> float:
-    """Return the robust deviation of errors (n) in addition to the labels' own errors (n).
-
-    Few are completed by `UNKNOWN_NOISE`.
-    """
-    count = len(errors)
-    if not count:
-        return UNKNOWN_NOISE
-    deviation = max(robust_deviation(errors), LEAST_NOISE)
-    shrunk = errors * (deviation / np.hypot(deviation, noisy))
-    deviation = max(robust_deviation(shrunk), LEAST_NOISE)
-    if count < LEAST_FOR_PROCESS:
-        votes = count * deviation**2 + UNKNOWN_VOTES * UNKNOWN_NOISE**2
-        return float(np.sqrt(votes / (count + UNKNOWN_VOTES)))
-    return deviation
-
 
 OF_KERNELS = (StepTimePrior, CpuTimePrior)
 """Priors that need the kernels of a workload."""
@@ -311,13 +146,18 @@ class Head(Generic[P]):
     source_share: float = 0.0
     labelled: LabelledRange | None = None
     """None without labels."""
+    surprises: Surprises | None = None
+    """None if there are too few upper outliers."""
     excess: float = 0.0
     """Part of each label, in the metric's unit, that predictions leave out."""
 
     def predict(self, workloads: Sequence[Workload]) -> Estimate:
-        middle, deviation, outside = self._logs(workloads)
+        middle, deviation, outside, chances = self._logs(workloads)
         stated, median = self._stated(deviation, middle), np.exp(middle)
-        log_quantiles = self.calibration.log_quantiles(middle, stated)
+        if self.surprises is None or chances is None:
+            log_quantiles = self.calibration.log_quantiles(middle, stated)
+        else:
+            log_quantiles = self.surprises.log_quantiles(self.calibration, middle, stated, *chances)
         low, high = central_interval(log_quantiles)
         estimate = Estimate(
             median=median,
@@ -333,25 +173,30 @@ class Head(Generic[P]):
 
     def exceeding(self, workloads: Sequence[Workload], limit: float | Array) -> Array:
         """Return the probability that each of n workloads exceeds a limit, or its own (n)."""
-        middle, deviation, _ = self._logs(workloads)
-        gap = np.log(limit + self.excess) - middle
-        return self.calibration.exceeding(gap / self._stated(deviation, middle))
+        middle, deviation, _, chances = self._logs(workloads)
+        stated, gap = self._stated(deviation, middle), np.log(limit + self.excess) - middle
+        if self.surprises is None or chances is None:
+            return self.calibration.exceeding(gap / stated)
+        return self.surprises.exceeding(self.calibration, gap, stated, *chances)
 
     def learned(self, workloads: Sequence[Workload]) -> Array:
         """Return what is added to the prior's logarithm (n)."""
         return self._learned(workloads, self.prior.features(workloads))[0]
 
-    def _logs(self, workloads: Sequence[Workload]) -> tuple[Array, Array, BoolArray | None]:
-        """Return logarithms, deviations and whether each workload is outside the training
-        distribution (n each)."""
+    def _logs(
+        self, workloads: Sequence[Workload]
+    ) -> tuple[Array, Array, BoolArray | None, tuple[Array, Array] | None]:
+        """Return logarithms, deviations, whether each workload is outside the training
+        distribution, and the probability of an outlier with its weight (n each)."""
         logs, features = self.prior.logs_and_features(workloads)
         added, deviation = self._learned(workloads, features)
         middle = logs + added
         if self.familiarity is None:
-            return middle, deviation, None
+            return middle, deviation, None, None
         distance = self.familiarity.distance(features)
         widened = self.familiarity.widened(deviation, distance)
-        return middle, widened, self.familiarity.outside(distance)
+        chances = None if self.surprises is None else self.surprises.probability(features, distance)
+        return middle, widened, self.familiarity.outside(distance), chances
 
     def _stated(self, deviation: Array, middle: Array) -> Array:
         """Return deviations (n), widened for values beyond the labels."""
@@ -365,7 +210,9 @@ class Head(Generic[P]):
 
     def tensors(self) -> dict[str, Tensor]:
         """Return everything learned, by name; `from_tensors` is the inverse."""
-        names = ("prior", "residual", "calibration", "familiarity", "source", "labelled")
+        names = (
+            "prior", "residual", "calibration", "familiarity", "source", "labelled", "surprises",
+        )  # fmt: skip
         tensors = joined_tensors({name: getattr(self, name) for name in names})
         return {**tensors, "source_share": torch.tensor(self.source_share, dtype=torch.float64)}
 
@@ -373,7 +220,7 @@ class Head(Generic[P]):
     def from_tensors(cls, prior: type[P], tensors: Mapping[str, Tensor]) -> Self:
         """Read a head; raise KeyError or ValueError for other tensors."""
         familiarity, source = with_prefix(tensors, "familiarity."), with_prefix(tensors, "source.")
-        labelled = with_prefix(tensors, "labelled.")
+        labelled, surprises = (with_prefix(tensors, f"{p}.") for p in ("labelled", "surprises"))
         return cls(
             prior.from_tensors(with_prefix(tensors, "prior.")),
             Residual.from_tensors(with_prefix(tensors, "residual.")),
@@ -382,6 +229,7 @@ class Head(Generic[P]):
             cls.from_tensors(prior, source) if source else None,
             float(tensors["source_share"]),
             LabelledRange.from_tensors(labelled) if labelled else None,
+            Surprises.from_tensors(surprises) if surprises else None,
         )
 
 
@@ -436,7 +284,7 @@ class Ours:
             label_errors=targets.errors,
         )
         errors = np.where(known, residuals, bounds) - out_of_fold.mean
-        familiarity, deviations = None, out_of_fold.deviation
+        familiarity, deviations, surprises = None, out_of_fold.deviation, None
         if len(workloads):
             errors_on = [UnseenErrors(errors, deviations, folds)]
             points = Coordinates.fit(features, prior.feature_groups).apply(features)
@@ -449,9 +297,14 @@ class Ours:
             familiarity, deviations = familiarity.fit_widening(
                 errors_on, residual.noise, targets.groups, known
             )
+            if prior.surprises:
+                surprises = Surprises.fit(
+                    features, errors, deviations, targets.groups, folds, known,
+                    familiarity.usual_distance(targets.groups), generator,
+                )  # fmt: skip
         calibration = Calibration.fit(errors, deviations, targets.groups, known)
         labelled = LabelledRange.of(targets)
-        return Head(prior, residual, calibration, familiarity, source, share, labelled)
+        return Head(prior, residual, calibration, familiarity, source, share, labelled, surprises)
 
     def _fit_prior(
         self, workloads: Sequence[Workload], targets: Targets, start: Head[Prior] | None
@@ -958,5 +811,6 @@ def head_of(prior: Prior, errors: Calibration) -> Head[Prior]:
     """A head without residual, of these errors of the logarithm."""
     low, high = errors.interval()
     deviation = (high - low) / (2 * Z90)
-    residual = Residual(sum(prior.feature_groups), None, 0.0, deviation)
+    weights = {"process": 0.0, "trees": 0.0}
+    residual = Residual(sum(prior.feature_groups), None, None, weights, deviation)
     return Head(prior, residual, Calibration(errors.quantiles / deviation), None)
