@@ -23,8 +23,7 @@ from research.priors import IsWriting
 from research.priors.power_fit import Fitted, fit
 from research.priors.power_labels import EPOCHS, Rows, h100, zeus
 from research.priors.steps import TRACES, Traces
-from trappm.extensions.power_limits.card_power import CardPower
-from trappm.extensions.power_limits.step_power import UNTIMED, StepPower
+from trappm.extensions.power_limits.step_power import UNTIMED, CardPower, StepPower
 from trappm.learner.heads.physics_heads import Ours
 from trappm.learner.interface import Targets
 from trappm.learner.physics.power import MEASURED, UNKNOWN, PowerPrior, write

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from trappm.extensions.power_limits.operating_point import Sheet, Steps
+from trappm.extensions.power_limits.step_power import Sheet, Steps
 from trappm.learner.physics.power import CONSTANTS, Loads, Normal
 from trappm.learner.stats.student_t import map_fit, precisions
 

@@ -22,7 +22,7 @@ from torch.nn import functional
 from research.priors.power_fit import Labels
 from research.priors.steps import traced_label
 from research.snapshot.shipped_sheets import H100_FILES, our_attempts
-from trappm.extensions.power_limits.operating_point import Sheet
+from trappm.extensions.power_limits.step_power import Sheet
 from trappm.learner.interface import Workload
 from trappm.learner.physics.devices.known_devices import known_devices
 from trappm.learner.physics.power import MEASURED, loads_of

@@ -32,7 +32,7 @@ def traced_workloads(phase=Phase.TRAIN):
 
 def constants(**values):
     """Return the logarithms of the constants of the V100, except for these."""
-    from trappm.extensions.power_limits.card_power import power_of
+    from trappm.extensions.power_limits.step_power import power_of
 
     known = dict(zip(CONSTANTS, np.exp(power_of(card_of(CARD)).constants.mean), strict=True))
     return np.log([{**known, **values}[name] for name in CONSTANTS])
@@ -40,7 +40,7 @@ def constants(**values):
 
 def steps_of(workloads, slower=1.0, prior=PRIOR, **values):
     """Return steps that take as long as is simulated, times a factor, and their times."""
-    from trappm.extensions.power_limits.operating_point import Sheet, Steps
+    from trappm.extensions.power_limits.step_power import Sheet, Steps
 
     loads = loads_of(workloads, prior)
     time_ms = slower * np.exp(prior.log_values(workloads))

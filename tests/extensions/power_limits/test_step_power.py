@@ -5,8 +5,7 @@ import pytest
 from power_steps import CARD, constants, steps_of, traced_workloads
 
 from research.priors.power_fit import Labels, fit
-from trappm.extensions.power_limits.card_power import power_of
-from trappm.extensions.power_limits.operating_point import Sheet, Steps
+from trappm.extensions.power_limits.step_power import Sheet, Steps, power_of
 from trappm.learner.physics.power import CONSTANTS
 from trappm.profiler.devices.catalogue import card_of, cards
 
