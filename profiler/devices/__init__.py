@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from importlib.metadata import EntryPoint, entry_points
 
 from trappm.profiler.devices.base import Device, StepDevice
-from trappm.profiler.devices.catalogue import rank_key
+from trappm.profiler.devices.catalogue import nearest_device, rank_key
 from trappm.profiler.errors import DeviceError
 from trappm.profiler.extensions import extension_modules
 from trappm.profiler.steps.meter import Findings, MemoryReading, Window
@@ -65,8 +65,6 @@ def meant_device(key: str, offered: Iterable[str] = ()) -> str | None:
         key: Key of a device, perhaps of another machine.
         offered: Keys of devices of other machines.
     """
-    from trappm.profiler.devices.catalogue import nearest_device  # only for misspelled keys
-
     if _kind(key) in _kinds().keys() - {"simulated"}:
         return None
     return nearest_device(key, {*local_devices(), *offered})

@@ -28,7 +28,6 @@ import numpy as np
 import numpy.typing as npt
 
 from trappm.profiler.errors import InputError
-from trappm.profiler.extensions import extension_modules
 from trappm.profiler.host import procfs
 from trappm.profiler.records import Execution, Phase, Precision, is_cpu_device
 from trappm.profiler.traced_step import KernelKind, Kernels, Size
@@ -56,6 +55,11 @@ _MEMORY_TOLERANCE = 0.12
 _USUAL_SHARE = {1: 1 / 8, 2: 2 / 8, 3: 4 / 8, 4: 4 / 8, 7: 1.0}
 """Share of the memory by compute slices of a part, for cards with seven slices."""
 
+_RANKS = r"(?P<ranks>[2-9]|[1-9]\d)"
+_STRATEGY = r"(?:-(?P<strategy>fsdp))?"
+_CORES_OF_RANKS = re.compile(rf"cpu-{_RANKS}x(?P<threads>[1-9]\d{{0,3}}t){_STRATEGY}")
+_CARDS_OF_RANKS = re.compile(rf"(?P<card>[^:]+)x{_RANKS}{_STRATEGY}")
+
 
 @dataclass(frozen=True)
 class RankKey:
@@ -70,9 +74,17 @@ class RankKey:
 
 @lru_cache(maxsize=10_000)
 def rank_key(device: str) -> RankKey:
-    """Return the member, number of ranks and strategy of a device; by default one rank."""
-    keys = (extension.rank_key(device) for extension in extension_modules("device_kinds"))
-    return next((key for key in keys if key is not None), RankKey(device))
+    """Return the member, number of ranks and strategy of a device; one rank of most devices.
+
+    Keys of several ranks are such as `a100x4`, `cpu-2x1t` and `a100x4-fsdp`. The strategy is `ddp`
+    (replicated parameters) or `fsdp` (sharded parameters).
+    """
+    cores = _CORES_OF_RANKS.fullmatch(device)
+    match = cores or _CARDS_OF_RANKS.fullmatch(device)
+    if match is None or (cores is None and device.startswith("cpu-")):
+        return RankKey(device)
+    member = f"cpu-{cores['threads']}" if cores else match["card"]
+    return RankKey(member, int(match["ranks"]), match["strategy"] or "ddp")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,6 @@ import pytest
 from trusting import TRUSTING
 
 from trappm.profiler.devices import open_device
-from trappm.profiler.devices.catalogue import RankKey, rank_key
 from trappm.profiler.host.environment import stack_fingerprint
 from trappm.profiler.measuring.isolation import Measurer
 from trappm.profiler.records import Configuration, Execution, Outcome
@@ -130,21 +129,3 @@ def test_strategies_are_different_stacks():
     assert stack_fingerprint(facts) != stack_fingerprint(other)
     alone = open_device("cpu-1t").environment()
     assert not {"world_size", "strategy", "collectives"} & alone.keys()
-
-
-@pytest.mark.parametrize(
-    ("device", "key"),
-    [
-        ("cpu-2x1t", RankKey("cpu-1t", 2)),
-        ("cpu-12x4t-fsdp", RankKey("cpu-4t", 12, "fsdp")),
-        ("a100x4", RankKey("a100", 4)),
-        ("a100-80gbx8-fsdp", RankKey("a100-80gb", 8, "fsdp")),
-        ("rtx3090x2", RankKey("rtx3090", 2)),
-        *[(name, RankKey(name)) for name in (
-            "a100", "rtx3090", "rtx-3090", "a100x", "a100-sxm4-40gb", "cuda:0", "cpu-2t",
-            "cpu-1x1t", "a100x1", "simulated:a100x4", "replay:runsx2", "cpu-x2",
-        )],
-    ],
-)  # fmt: skip
-def test_ranks_of_a_key(device, key):
-    assert rank_key(device) == key

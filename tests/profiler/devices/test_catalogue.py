@@ -5,6 +5,7 @@ from nvml_stub import GIB, Board, install
 
 from trappm.profiler.devices import open_device
 from trappm.profiler.devices.catalogue import (
+    RankKey,
     card_name,
     card_of,
     cards,
@@ -12,6 +13,7 @@ from trappm.profiler.devices.catalogue import (
     memory_mib,
     most_similar,
     possible_runs,
+    rank_key,
     ray_labels,
     read_name,
 )
@@ -224,3 +226,21 @@ def test_most_similar_is_a_card_of_near_generation_and_the_same_memory(device, s
 def test_no_card_is_similar_among_those_of_another_memory():
     for known in (("rtx-4090", "unknown"), ()):
         assert most_similar("b200", known) is None
+
+
+@pytest.mark.parametrize(
+    ("device", "key"),
+    [
+        ("cpu-2x1t", RankKey("cpu-1t", 2)),
+        ("cpu-12x4t-fsdp", RankKey("cpu-4t", 12, "fsdp")),
+        ("a100x4", RankKey("a100", 4)),
+        ("a100-80gbx8-fsdp", RankKey("a100-80gb", 8, "fsdp")),
+        ("rtx3090x2", RankKey("rtx3090", 2)),
+        *[(name, RankKey(name)) for name in (
+            "a100", "rtx3090", "rtx-3090", "a100x", "a100-sxm4-40gb", "cuda:0", "cpu-2t",
+            "cpu-1x1t", "a100x1", "simulated:a100x4", "replay:runsx2", "cpu-x2",
+        )],
+    ],
+)  # fmt: skip
+def test_ranks_of_a_key(device, key):
+    assert rank_key(device) == key
