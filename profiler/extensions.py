@@ -5,10 +5,10 @@ path of a package. The core imports no extension by name. Where a feature can be
 asks every extension for a module of one name and uses what it defines:
 
     model_names    names of models with a prefix, such as `hf:gpt2` (`models.sources.ModelNames`)
-    model_files    models in files, such as ONNX (`trappm.prediction.models.tracers.file_tracer`)
+    model_files    models in files, such as ONNX (`trappm.prediction.models.file_tracer`)
     model_heads    heads for models of such a source (`trappm.prediction`)
     device_kinds   devices of several members, such as `a100x4` (`devices.device_kinds`)
-    step_power     power of a step by its kernels, and under a limit (`prediction.costs`)
+    step_power     power of a step by its kernels, and under a limit (`prediction.cost`)
     commands       commands of the command line
 
 These modules import optional libraries inside functions, so one that is not installed only

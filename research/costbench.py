@@ -43,7 +43,7 @@ from research.peers.cost_models import (
 from research.priors import decoding, neusight_models
 from trappm.extensions.transformers.generation import generate
 from trappm.extensions.transformers.model_heads import transformer_times
-from trappm.prediction.fitting import simulated_interval
+from trappm.prediction.fit import simulated_interval
 from trappm.profiler.devices.catalogue import process_memory_mib
 from trappm.profiler.errors import InputError, nearest, one_line
 from trappm.profiler.memory.simulation import Loop, memory_of

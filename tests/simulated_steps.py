@@ -6,7 +6,7 @@ import inspect
 from typing import Any
 
 from trappm.prediction.answering import simulated_answer
-from trappm.prediction.models.subjects import Module, subject_of
+from trappm.prediction.models import Module, subject_of
 from trappm.prediction.prediction import Prediction
 from trappm.prediction.question import Question
 from trappm.profiler.records import Phase

@@ -60,7 +60,7 @@ def test_missing_packages_are_skipped(run):
 
 
 def test_cached_answers_depend_on_extensions_of_others(run, tmp_path):
-    program = "from trappm.prediction import answer_cache; print(answer_cache._code())"
+    program = "from trappm.prediction import predict; print(predict._code())"
     assert str(tmp_path / "their_extension" / "commands.py") in run(program=program)
 
 

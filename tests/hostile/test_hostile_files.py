@@ -19,7 +19,7 @@ import pytest
 from hostile_files import SECRET, hostile_files, tensors_at
 
 from trappm.cli import run
-from trappm.prediction.models.tracers import OutsideTracer, TracingProcess, file_tracer
+from trappm.prediction.models import OutsideTracer, TracingProcess, file_tracer
 from trappm.profiler.errors import ModelFileError, UnsupportedModelError
 from trappm.profiler.records import Phase
 from trappm.profiler.traced_step import TraceSettings

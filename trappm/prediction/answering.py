@@ -21,9 +21,9 @@ from trappm.learner.physics.compiled_step import (
     log_ratio,
 )
 from trappm.learner.physics.prior import UPDATE_SHARE
-from trappm.prediction import costs
+from trappm.prediction import cost
 from trappm.prediction.device_names import device_title
-from trappm.prediction.fitting import (
+from trappm.prediction.fit import (
     MemoryInterval,
     largest_batch,
     largest_batch_of_many,
@@ -31,7 +31,7 @@ from trappm.prediction.fitting import (
     simulated_interval,
     simulated_risk,
 )
-from trappm.prediction.models.subjects import input_size_of, size_kind
+from trappm.prediction.models import input_size_of, size_kind
 from trappm.prediction.prediction import METRIC_NAMES, NEEDS, Prediction, quantity
 from trappm.prediction.question import Question
 from trappm.prediction.training_loops import loop_of
@@ -59,8 +59,8 @@ from trappm.profiler.traced_step import TraceSource
 
 if TYPE_CHECKING:
     from trappm.learner.snapshots.manifest import CompiledRatio
-    from trappm.prediction.costs import Interval
-    from trappm.prediction.models.subjects import Subject
+    from trappm.prediction.cost import Interval
+    from trappm.prediction.models import Subject
 
 SIMULATED_ERROR = 0.05
 """Deviation of the logarithm of simulated memory on a card with labels of other steps; errors are
@@ -621,30 +621,30 @@ class _Inquiry:
             for median, low, high in [figures[name]]
         }
 
-    def _run(self, figures: Mapping[str, Interval]) -> costs.Run | None:
+    def _run(self, figures: Mapping[str, Interval]) -> cost.Run | None:
         """Return the cost of the whole run, if there is one and a step time is predicted."""
         question = self._question
         if question.epochs is None or question.samples is None or "step_time_ms" not in figures:
             return None
         energy_j = figures["energy_j"][0] if "energy_j" in figures else None
-        return costs.run_of(
+        return cost.run_of(
             epochs=question.epochs,
             samples=question.samples,
             batch_size=self._ranks * self._batch_size * question.accumulation,
             step_time_ms=figures["step_time_ms"],
             energy_j=None if energy_j is None else self._ranks * energy_j,
             carbon_g_per_kwh=question.carbon_g_per_kwh,
-            prices=costs.prices_of(self.device, question.usd_per_hour, self.card),
+            prices=cost.prices_of(self.device, question.usd_per_hour, self.card),
         )
 
-    def _power(self, figures: Mapping[str, Interval]) -> costs.Power:
+    def _power(self, figures: Mapping[str, Interval]) -> cost.Power:
         """Return the power that no head predicts, or that is so under the question's limit."""
         limit_w = self._question.power_limit_w
         if "power_w" in figures and limit_w is None:
-            return costs.Power()
+            return cost.Power()
         workload = replace(self.workload, kernels=self._trace.kernels)
         time_ms = figures.get("step_time_ms")
-        return costs.power_of_step(workload, self._trained.heads, self.card, time_ms, limit_w)
+        return cost.power_of_step(workload, self._trained.heads, self.card, time_ms, limit_w)
 
     def _what_fits(
         self, memory: Interval | None, risk: float | None, capacity: float | None

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from trappm.prediction.costs import prices_of
-from trappm.prediction.fitting import Verdict
+from trappm.prediction.cost import prices_of
+from trappm.prediction.fit import Verdict
 from trappm.profiler.records import Execution
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trappm.label_store import store_to_read
-from trappm.prediction.models.subjects import Module, input_size_of
+from trappm.prediction.models import Module, input_size_of
 from trappm.prediction.prediction import MeasuredStep, Prediction
 from trappm.profiler.errors import InputError
 from trappm.profiler.models.known_names import is_file
@@ -22,7 +22,7 @@ from trappm.profiler.traced_step import TraceKey
 from trappm.store.records import record_of
 
 if TYPE_CHECKING:
-    from trappm.prediction.models.subjects import Subject
+    from trappm.prediction.models import Subject
     from trappm.profiler.records import GraphTemplate
     from trappm.store import LabelRecord, Store
 

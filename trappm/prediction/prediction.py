@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
-from trappm.prediction.costs import BestPowerLimit, Offer, Run
-from trappm.prediction.fitting import MemoryAnswer, Verdict, room_text
+from trappm.prediction.cost import BestPowerLimit, Offer, Run
+from trappm.prediction.fit import MemoryAnswer, Verdict, room_text
 from trappm.prediction.training_loops import loop_of
 from trappm.profiler.devices.catalogue import CONTEXT_MIB, process_memory_mib
 from trappm.profiler.errors import UnsupportedModelError
@@ -35,7 +35,7 @@ from trappm.profiler.records import (
 from trappm.profiler.traced_step import Trace, TraceSource
 
 if TYPE_CHECKING:
-    from trappm.prediction.models.subjects import Subject
+    from trappm.prediction.models import Subject
     from trappm.profiler.memory.simulation import TrainingLoop
 
 UNITS = {**METRICS, "energy_j": "J", "samples_per_s": "1/s", "mfu_percent": "%"}
@@ -137,7 +137,7 @@ class Prediction(MemoryAnswer):
     capacity_mib: float | None = None
     """Memory of the device."""
     largest_batch: int | None = None
-    """Largest batch size that fits (`trappm.prediction.fitting`); 0 if not even 1 does."""
+    """Largest batch size that fits (`trappm.prediction.fit`); 0 if not even 1 does."""
     mig_profile: str | None = None
     """Smallest MIG profile of an A100 40 GB that holds the upper bound of the memory."""
     run: Run | None = None

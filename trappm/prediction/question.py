@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trappm.prediction import costs
+from trappm.prediction import cost
 from trappm.prediction.device_names import (
     DEFAULT_DEVICE,
     card_behind,
@@ -16,7 +16,7 @@ from trappm.prediction.device_names import (
     key_among,
     precision_gap,
 )
-from trappm.prediction.models.subjects import check_size
+from trappm.prediction.models import check_size
 from trappm.prediction.snapshot_choice import manifests_that_answer, snapshots_that_answer
 from trappm.prediction.training_loops import loop_for, loop_of
 from trappm.profiler.devices.catalogue import rank_key
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from trappm.learner.interface import TrainedHeads
     from trappm.learner.snapshots.manifest import Manifest
     from trappm.learner.snapshots.snapshot import Snapshot
-    from trappm.prediction.models.subjects import Subject
+    from trappm.prediction.models import Subject
     from trappm.profiler.memory.simulation import TrainingLoop
 
 
@@ -106,9 +106,9 @@ class Question:
             self.accumulation, self._optimizer is not None,
         )  # fmt: skip
         """Equal for equal questions; by `repr`, too."""
-        costs.check_amount("power limit", "watts", power_limit_w, costs.MOST_LIMIT_W)
-        costs.check_amount("price", "USD per hour", usd_per_hour, costs.MOST_USD_PER_HOUR)
-        costs.check_run(epochs=epochs, samples=samples, carbon_g_per_kwh=carbon_g_per_kwh)
+        cost.check_amount("power limit", "watts", power_limit_w, cost.MOST_LIMIT_W)
+        cost.check_amount("price", "USD per hour", usd_per_hour, cost.MOST_USD_PER_HOUR)
+        cost.check_run(epochs=epochs, samples=samples, carbon_g_per_kwh=carbon_g_per_kwh)
         self.epochs = epochs
         self.power_limit_w = power_limit_w
         self.usd_per_hour = usd_per_hour

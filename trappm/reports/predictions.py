@@ -7,15 +7,15 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from trappm.prediction.comparison import FAR_REASON, best_models, cheapest_usd, verdicts
-from trappm.prediction.costs import prices_of
-from trappm.prediction.fitting import VERDICTS
+from trappm.prediction.cost import prices_of
+from trappm.prediction.fit import VERDICTS
 from trappm.prediction.prediction import LOADING_REMARK
 from trappm.profiler.records import is_cpu_device
 from trappm.terminal.tables import cell, print_line, print_notes, print_table
 
 if TYPE_CHECKING:
     from trappm.prediction.comparison import Payoff
-    from trappm.prediction.costs import Run
+    from trappm.prediction.cost import Run
     from trappm.prediction.prediction import Prediction
 
 

@@ -4,7 +4,7 @@ from campaign_crew import FakeWorkers, ran
 
 import trappm
 from trappm.cluster.profiles import trace_of
-from trappm.prediction.models import subjects
+from trappm.prediction import models as subjects
 from trappm.profiler import traced_step
 from trappm.profiler.traced_step import TraceFolder, TraceKey
 from trappm.store import Home

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict
 
 from trappm.cluster.pool_file import PoolFile
 from trappm.cluster.yaml_file import MAX_FILE_BYTES, load, parse
-from trappm.prediction.costs import prices_of
+from trappm.prediction.cost import prices_of
 from trappm.profiler.errors import InputError
 
 GROUP = "architectures: [resnet18], batch_sizes: [1], input_sizes: [32]"

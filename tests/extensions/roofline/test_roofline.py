@@ -14,7 +14,7 @@ from trappm.extensions.roofline.steps import roofed_steps
 from trappm.learner.heads.physics_heads import Basis, OtherDevices
 from trappm.learner.physics.devices.known_devices import known_devices
 from trappm.prediction.answering import answers
-from trappm.prediction.models.subjects import subject_of
+from trappm.prediction.models import subject_of
 from trappm.prediction.question import Question
 from trappm.profiler.records import Phase
 

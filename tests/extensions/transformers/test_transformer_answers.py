@@ -16,7 +16,7 @@ from trappm.extensions.transformers.model_heads import (
 from trappm.learner.heads.physics_heads import known_of_others
 from trappm.learner.interface import Workload
 from trappm.learner.physics.step_time import StepTimePrior
-from trappm.prediction.models.subjects import subject_of
+from trappm.prediction.models import subject_of
 from trappm.prediction.question import Question
 from trappm.prediction.snapshot_choice import snapshots_that_answer
 from trappm.profiler.devices.catalogue import process_memory_mib, spec_of

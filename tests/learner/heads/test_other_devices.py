@@ -8,7 +8,7 @@ import pytest
 from research.priors.other_devices import pooled_errors
 from trappm.learner.heads.physics_heads import Basis, Heads, OtherDevices, known_of_others
 from trappm.learner.interface import TrainedHeads, Workload
-from trappm.prediction.fitting import MemoryInterval, Verdict
+from trappm.prediction.fit import MemoryInterval, Verdict
 from trappm.profiler.devices.catalogue import memory_mib
 from trappm.profiler.memory.simulation import memory_of
 from trappm.profiler.records import Optimizer, Phase, Precision, StepSettings

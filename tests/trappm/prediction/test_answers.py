@@ -17,10 +17,10 @@ from snapshot_samples import imported_label, shipped_heads, snapshot_of
 
 import trappm
 from trappm.learner.snapshots.manifest import read_whole
+from trappm.prediction import models as subjects
 from trappm.prediction.comparison import verdicts
-from trappm.prediction.costs import Price, prices_of, run_of
+from trappm.prediction.cost import Price, prices_of, run_of
 from trappm.prediction.device_names import device_key
-from trappm.prediction.models import subjects
 from trappm.prediction.question import Question
 from trappm.prediction.snapshot_choice import SHIPPED
 from trappm.profiler.errors import InputError

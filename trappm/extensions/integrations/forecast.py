@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from trappm.prediction.answering import simulated_answer
-from trappm.prediction.fitting import room_text
-from trappm.prediction.models.subjects import Module, size_kind
+from trappm.prediction.fit import room_text
+from trappm.prediction.models import Module, size_kind
 from trappm.prediction.predict import predict
 from trappm.prediction.prediction import Prediction
 from trappm.prediction.question import Question

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import optuna
 
-from trappm.prediction.fitting import Verdict
+from trappm.prediction.fit import Verdict
 from trappm.prediction.predict import predict
 from trappm.prediction.prediction import Prediction
 from trappm.profiler.devices.catalogue import USABLE_SHARE

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from trappm.prediction.models.tracers import LocalTracer
+from trappm.prediction.models import LocalTracer
 from trappm.profiler.records import Phase
 from trappm.profiler.traced_step import Trace, TraceSettings
 

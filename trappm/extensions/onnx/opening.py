@@ -372,7 +372,7 @@ def load_checked(path: Path) -> CheckedModel:
     """Read and check an ONNX file; external data is read only for possible shapes.
 
     Time and memory are not limited here: a file of unknown origin belongs into a confined process
-    (`trappm.prediction.models.tracers`).
+    (`trappm.prediction.models`).
 
     Raises:
         ModelFileError: It is missing, unreadable, too large, or not valid ONNX, has external data

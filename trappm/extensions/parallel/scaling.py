@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from trappm.extensions.parallel.schedules import Parallelism, Strategy, strategy_of
 from trappm.extensions.parallel.shared_step import ParallelPrediction, SharedStep
-from trappm.prediction.fitting import VERDICTS, Verdict
+from trappm.prediction.fit import VERDICTS, Verdict
 from trappm.prediction.question import Question
 from trappm.profiler.devices.catalogue import rank_key
 from trappm.profiler.errors import InputError, UnsupportedModelError
@@ -18,7 +18,7 @@ from trappm.profiler.records import Phase
 from trappm.terminal.tables import print_line, print_notes, print_table
 
 if TYPE_CHECKING:
-    from trappm.prediction.models.subjects import Subject
+    from trappm.prediction.models import Subject
 
 AUTO = "auto"
 """Name of the fastest strategy whose memory may fit."""

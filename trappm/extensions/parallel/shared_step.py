@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from trappm.extensions.parallel.links import Group, Node, node_of
 from trappm.extensions.parallel.schedules import Parallelism, Strategy, strategy_of
-from trappm.prediction.costs import prices_of
+from trappm.prediction.cost import prices_of
 from trappm.prediction.device_names import precision_gap
-from trappm.prediction.fitting import MemoryAnswer, Verdict, room_text
+from trappm.prediction.fit import MemoryAnswer, Verdict, room_text
 from trappm.prediction.question import Question
 from trappm.profiler.devices.catalogue import process_memory_mib
 from trappm.profiler.errors import InputError, UnsupportedModelError
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from trappm.extensions.parallel.schedules import StepSchedule
     from trappm.extensions.parallel.step_work import StepWork
     from trappm.learner.interface import TrainedHeads, Workload
-    from trappm.prediction.models.subjects import Subject
+    from trappm.prediction.models import Subject
     from trappm.prediction.prediction import Prediction
 
 MIB = 1 << 20
@@ -242,7 +242,7 @@ class SharedStep:
         node = node_of(key)  # before torch is imported, which takes a second
         from trappm.extensions.parallel.rank_memory import traced_needs
         from trappm.prediction.answering import answers
-        from trappm.prediction.models.subjects import Subject, subject_of
+        from trappm.prediction.models import Subject, subject_of
         from trappm.profiler.memory.simulation import TrainingLoop
 
         subject = model

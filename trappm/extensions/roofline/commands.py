@@ -44,7 +44,7 @@ def roofline(
     from trappm.extensions.roofline.drawing import draw_png
     from trappm.extensions.roofline.report import print_rooflines, rooflines_json
     from trappm.extensions.roofline.steps import known_devices_of, roofed_steps
-    from trappm.prediction.models.subjects import subject_of
+    from trappm.prediction.models import subject_of
     from trappm.prediction.question import Question
     from trappm.terminal.plots import require_matplotlib
 

@@ -41,7 +41,7 @@ from trappm.profiler.traced_step import KernelKind, Kernels, KernelTable, Pass, 
 if TYPE_CHECKING:
     from trappm.learner.heads.physics_heads import Head
     from trappm.learner.physics.prior import Prior
-    from trappm.prediction.models.subjects import Subject
+    from trappm.prediction.models import Subject
     from trappm.prediction.question import Question
     from trappm.profiler.records import Phase
 

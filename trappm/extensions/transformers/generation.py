@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from trappm.extensions.transformers.model_names import TransformerName
 from trappm.prediction.device_names import DEFAULT_DEVICE, device_title, precision_gap
-from trappm.prediction.fitting import (
+from trappm.prediction.fit import (
     MemoryInterval,
     Verdict,
     capacity_of,
@@ -105,7 +105,7 @@ class Generation:
 
     @property
     def verdict(self) -> Verdict:
-        """Return the verdict on the memory (`trappm.prediction.fitting`)."""
+        """Return the verdict on the memory (`trappm.prediction.fit`)."""
         return self.memory.verdict(self.capacity_mib)
 
     @property

@@ -22,8 +22,8 @@ from trappm.extensions.web.metrics import Metrics
 from trappm.extensions.web.schemas import RooflineQuestion, ScalingQuestion, Settings
 from trappm.extensions.web.uploads import Model, ModelTracer, Shared
 from trappm.prediction.answering import answers
-from trappm.prediction.costs import prices_version
-from trappm.prediction.models.subjects import ModelKey, UntracedError, known_subject
+from trappm.prediction.cost import prices_version
+from trappm.prediction.models import ModelKey, UntracedError, known_subject
 from trappm.prediction.prediction import breakdown_dict
 from trappm.prediction.question import Question
 from trappm.profiler.errors import InputError, TrappmError

@@ -1,4 +1,4 @@
-"""Uploaded files, and traces of models in a sandboxed process (`prediction.models.tracers`).
+"""Uploaded files, and traces of models in a sandboxed process (`prediction.models`).
 
 The process traces one model at a time, and keeps its traces in the cache of TRAPPM_HOME
 (`traced_step`).
@@ -23,14 +23,16 @@ from typing import Any, BinaryIO, Generic, TypeVar
 
 from trappm.extensions.web.gate import ServingSettings
 from trappm.extensions.web.problems import ServingError
-from trappm.prediction.models.subjects import ModelKey, file_key, traced
-from trappm.prediction.models.tracers import (
+from trappm.prediction.models import (
     FOR_NAMES,
+    ModelKey,
     NameTracer,
     OutsideTracer,
     TracingProcess,
     TracingTimeoutError,
+    file_key,
     file_tracer,
+    traced,
 )
 from trappm.profiler.errors import ModelFileError
 from trappm.profiler.host.forks import ForkServerError

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 from onnx_export import export_onnx
 
 import trappm
-from trappm.prediction.models.tracers import (
+from trappm.prediction.models import (
     OutsideTracer,
     TracingProcess,
     TracingTimeoutError,
@@ -129,7 +129,7 @@ def test_tracing_processes_have_no_secrets_and_an_empty_folder(monkeypatch):
 
 def test_tracing_processes_have_resource_limits():
     code = (
-        "import resource as r; from trappm.prediction.models import tracers as t; "
+        "import resource as r; from trappm.prediction import models as t; "
         "t.confine(memory_bytes=1 << 30, cpu_s=7); "
         "print([r.getrlimit(k)[0] for k in (r.RLIMIT_CPU, r.RLIMIT_FSIZE, r.RLIMIT_NOFILE, "
         "r.RLIMIT_CORE, r.RLIMIT_AS)])"

@@ -12,7 +12,7 @@ import trappm
 from trappm.learner.heads.physics_heads import Heads
 from trappm.learner.paper.presets import LAPTOP
 from trappm.prediction.device_names import OWN
-from trappm.prediction.fitting import (
+from trappm.prediction.fit import (
     LARGEST_BATCH,
     MemoryInterval,
     Verdict,

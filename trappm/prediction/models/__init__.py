@@ -1,1 +1,0 @@
-"""Models of questions: recognized, traced and cached."""
