@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from trappm.prediction.answering import simulated_answer
+from trappm.prediction.answer import simulated_answer
 from trappm.prediction.models import Module, subject_of
 from trappm.prediction.prediction import Prediction
 from trappm.prediction.question import Question

@@ -52,7 +52,7 @@ def _loaded(module: str) -> set[str]:
 
 
 def test_heads_predict_without_scipy():
-    assert "scipy" not in _loaded("trappm.prediction.answering")
+    assert "scipy" not in _loaded("trappm.prediction.answer")
 
 
 @pytest.mark.parametrize(

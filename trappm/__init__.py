@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from trappm import snapshots
     from trappm.campaigns import Campaign, CampaignResult
     from trappm.label_store import LabelStore
-    from trappm.prediction.device_names import DeviceEvidence, devices
+    from trappm.prediction.choice import DeviceEvidence, devices
     from trappm.prediction.predict import compare, predict
     from trappm.prediction.prediction import MeasuredStep, Prediction
     from trappm.profiler.errors import TrappmError
@@ -35,14 +35,14 @@ __all__ = [
 _MODULES = {
     "Campaign": "trappm.campaigns",
     "CampaignResult": "trappm.campaigns",
-    "DeviceEvidence": "trappm.prediction.device_names",
+    "DeviceEvidence": "trappm.prediction.choice",
     "LabelStore": "trappm.label_store",
     "MeasuredStep": "trappm.prediction.prediction",
     "Prediction": "trappm.prediction.prediction",
     "TrainingLoop": "trappm.profiler.memory.simulation",
     "TrappmError": "trappm.profiler.errors",
     "compare": "trappm.prediction.predict",
-    "devices": "trappm.prediction.device_names",
+    "devices": "trappm.prediction.choice",
     "predict": "trappm.prediction.predict",
 }
 

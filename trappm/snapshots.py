@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trappm.learner.snapshots.manifest import read_manifest
-from trappm.prediction.snapshot_choice import (
-    DEFAULT,
+from trappm.prediction.choice import (
+    DEFAULT_SNAPSHOT,
     SHIPPED,
     fetched,
     folder_of,
@@ -116,9 +116,10 @@ def push(
     """
     from trappm.learner.snapshots.regressions import Promotion, promote
 
-    if alias == DEFAULT:
+    if alias == DEFAULT_SNAPSHOT:
         raise InputError(
-            f"{DEFAULT} always means the snapshot that ships with trappm; choose another name"
+            f"{DEFAULT_SNAPSHOT} always means the snapshot that ships with trappm; choose another "
+            "name"
         )
     shared = registry_at(registry)
     try:
@@ -156,7 +157,7 @@ def listings(registry: Registry, *, with_shipped: bool) -> Listing[SnapshotListi
             rows.append(SnapshotListing(name, called, damage=str(error)))
     rows.sort(key=lambda row: str(row.created_at), reverse=True)
     if with_shipped:
-        rows.append(SnapshotListing.of(read_manifest(SHIPPED), [DEFAULT]))
+        rows.append(SnapshotListing.of(read_manifest(SHIPPED), [DEFAULT_SNAPSHOT]))
     return rows
 
 

@@ -197,6 +197,7 @@ def compare(
 
     Example: trappm compare resnet50 --batch-size 128 --phase infer --epochs 1 --samples 1000000
     """
+    from trappm.prediction.choice import Choice
     from trappm.prediction.comparison import (
         best_models,
         comparable,
@@ -229,7 +230,7 @@ def compare(
     predictions, left_out = comparable(predictions, near_labels=everywhere)
     if everywhere:
         question = Question(phase=phase, precision=precision, snapshot=snapshot)
-        unable = question.unable_devices()
+        unable = Choice(question).unable_devices()
         left_out += [{"device": key, "reason": reason} for key, reason in unable.items()]
     if sort is not None:
         predictions = sorted_by_least(predictions, sort)
@@ -285,7 +286,7 @@ def _loop(
     """
     if implementation is None and not expandable:
         return optimizer
-    from trappm.prediction.training_loops import loop_of
+    from trappm.prediction.question import loop_of
     from trappm.profiler.errors import InputError
     from trappm.profiler.memory.simulation import Implementation
     from trappm.profiler.records import member

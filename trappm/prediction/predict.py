@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from trappm.learner.snapshots.manifest import MANIFEST
+from trappm.prediction.choice import Choice
 from trappm.prediction.cost import FILE as PRICES
 from trappm.prediction.models import size_kind, subject_of
 from trappm.prediction.prediction import Prediction
@@ -141,7 +142,8 @@ def predict(
         power_limit_w=power_limit_w,
         usd_per_hour=usd_per_hour,
     )
-    keys = question.device_keys(device, None)
+    choice = Choice(question)
+    keys = choice.device_keys(device, None)
     subject = subject_of(
         model,
         example_input=example_input,
@@ -151,7 +153,7 @@ def predict(
         sequence_length=sequence_length,
         trace_seconds=trace_seconds,
     )
-    [prediction] = _predictions(question, [subject], keys, labels=labels)
+    [prediction] = _predictions(choice, [subject], keys, labels=labels)
     if not isinstance(model, str | Path):
         remarks = _left_out(model, question.execution)
         prediction = replace(prediction, remarks=(*prediction.remarks, *remarks))
@@ -236,25 +238,27 @@ def compare(
     for model in named:  # all names before the first model is traced
         if isinstance(model, str) and not is_file(model):
             refuse_unknown(model)
-    questions = [
-        Question(
-            batch_size=batch_size,
-            phase=phase,
-            precision=precision,
-            memory_format=memory_format,
-            optimizer=optimizer,
-            accumulation=accumulation,
-            execution=execution,
-            snapshot=snapshot,
-            epochs=epochs,
-            samples=samples,
-            carbon_g_per_kwh=carbon_g_per_kwh,
-            power_limit_w=power_limit_w,
-            usd_per_hour=usd_per_hour,
+    choices = [
+        Choice(
+            Question(
+                batch_size=batch_size,
+                phase=phase,
+                precision=precision,
+                memory_format=memory_format,
+                optimizer=optimizer,
+                accumulation=accumulation,
+                execution=execution,
+                snapshot=snapshot,
+                epochs=epochs,
+                samples=samples,
+                carbon_g_per_kwh=carbon_g_per_kwh,
+                power_limit_w=power_limit_w,
+                usd_per_hour=usd_per_hour,
+            )
         )
         for execution in executions
     ]
-    keys = questions[0].device_keys(None, "all" if devices is None else devices)
+    keys = choices[0].device_keys(None, "all" if devices is None else devices)
     both = len({size_kind(model) for model in named}) > 1  # then each takes the size of its kind
     subjects = []
     for model in named:
@@ -268,19 +272,20 @@ def compare(
         else:
             subject = subject_of(model, example_input=example_input)
         subjects.append(subject)
-    by_execution = [_predictions(x, subjects, keys, labels=labels) for x in questions]
+    by_execution = [_predictions(x, subjects, keys, labels=labels) for x in choices]
     return [answer for row in zip(*by_execution, strict=True) for answer in row]
 
 
 def _predictions(
-    question: Question, subjects: Sequence[Subject], keys: Sequence[str], *, labels: bool
+    choice: Choice, subjects: Sequence[Subject], keys: Sequence[str], *, labels: bool
 ) -> list[Prediction]:
     """Return the predictions for all devices of the first model, then those of the next."""
-    asks = [(question, subject, key) for subject in subjects for key in keys]
+    question = choice.question
+    asks = [(choice, subject, key) for subject in subjects for key in keys]
 
     def make() -> list[Prediction]:
         # Errors in the arguments are raised before torch is imported, which takes a second.
-        from trappm.prediction.answering import answers
+        from trappm.prediction.answer import answers
 
         return answers(asks)
 
@@ -288,7 +293,7 @@ def _predictions(
     if None in identities:
         predictions = make()
     else:
-        identity = (question.identity, identities, keys, question.device_is_default)
+        identity = (question.identity, identities, keys, choice.device_is_default)
         predictions = _cached(identity, question.snapshot, make)
         predictions = [
             replace(

@@ -1,7 +1,7 @@
 """The record of a prediction: the figures of a step of a model on a device.
 
 A prediction unpacks as step time, memory, power, in the order of the paper's Figure 8. The heads of
-a snapshot predict these three (`answering`); throughput, what fits, energy and the cost of a whole
+a snapshot predict these three (`answer`); throughput, what fits, energy and the cost of a whole
 training follow from them.
 """
 
@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 from trappm.prediction.cost import BestPowerLimit, Offer, Run
 from trappm.prediction.fit import MemoryAnswer, Verdict, room_text
-from trappm.prediction.training_loops import loop_of
 from trappm.profiler.devices.catalogue import CONTEXT_MIB, process_memory_mib
 from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.host.environment import independent_of_caller
 from trappm.profiler.memory.breakdown import MemoryBreakdown, Part, break_down
-from trappm.profiler.memory.simulation import SimulatedMemory, simulate_memory
+from trappm.profiler.memory.simulation import Loop, SimulatedMemory, simulate_memory
 from trappm.profiler.records import (
     METRICS,
     Execution,
@@ -206,7 +205,7 @@ class Prediction(MemoryAnswer):
         allocations, phase = trace.allocations, Phase(self.phase)
         if allocations is None:
             raise UnsupportedModelError(trace.refusal or f"the step of {self.model} is not traced")
-        loop = self.loop or loop_of(self.optimizer)
+        loop = self.loop or Loop.PLAIN.with_optimizer(Optimizer(self.optimizer))
         places = allocations.parameter_places.tolist()
         memory, fixed = simulate_memory(allocations, self.batch_size, loop), {}
         if self.memory_mib is not None and not is_cpu_device(self.device):

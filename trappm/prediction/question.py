@@ -1,28 +1,21 @@
-"""A question apart from its model and device; its settings are checked without torch."""
+"""A question about a step, apart from its model and device, checked without torch.
+
+Its training loop is an optimizer by name, by class, or as the object of `torch.optim`. An object is
+read by its groups: which parameters of the module each one holds, and how it treats them.
+Parameters are the same if they are the same tensor.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trappm.prediction import cost
-from trappm.prediction.device_names import (
-    DEFAULT_DEVICE,
-    card_behind,
-    gpus_of,
-    key_among,
-    precision_gap,
-)
 from trappm.prediction.models import check_size
-from trappm.prediction.snapshot_choice import manifests_that_answer, snapshots_that_answer
-from trappm.prediction.training_loops import loop_for, loop_of
-from trappm.profiler.devices.catalogue import rank_key
 from trappm.profiler.errors import InputError
-from trappm.profiler.extensions import extension_modules
-from trappm.profiler.models.known_names import is_prefixed
+from trappm.profiler.memory.simulation import Implementation, Loop, ParameterGroup, TrainingLoop
 from trappm.profiler.records import (
     Execution,
     MemoryFormat,
@@ -35,16 +28,16 @@ from trappm.profiler.records import (
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
-    from trappm.learner.interface import TrainedHeads
-    from trappm.learner.snapshots.manifest import Manifest
-    from trappm.learner.snapshots.snapshot import Snapshot
     from trappm.prediction.models import Subject
-    from trappm.profiler.memory.simulation import TrainingLoop
 
 
 class Question:
-    """A question apart from its model and device: settings, snapshot, the length of a run."""
+    """What is asked about a step: settings, snapshot, the length of a run; all as given.
+
+    `Choice` has what it leaves open.
+    """
 
     def __init__(
         self,
@@ -56,7 +49,6 @@ class Question:
         optimizer: str | type | torch.optim.Optimizer | TrainingLoop | None = None,
         execution: str = Execution.EAGER,
         snapshot: str | Path | None = None,
-        snapshots: Sequence[Snapshot] | None = None,
         epochs: int | None = None,
         samples: int | None = None,
         carbon_g_per_kwh: float | None = None,
@@ -64,25 +56,22 @@ class Question:
         usd_per_hour: float | None = None,
         accumulation: int | None = None,
     ) -> None:
-        """Check the settings, which are those of `trappm.predict`; raises InputError.
-
-        Args:
-            snapshots: Loaded snapshots to try in this order, instead of `snapshot`.
-        """
+        """Check the settings, which are those of `trappm.predict`; raises InputError."""
         check_size("batch size", batch_size)
         self.batch_size = batch_size
         self.phase = Phase(member("phase", Phase, phase))
-        self._given: dict[str, Any] = {}
+        self.given: dict[str, Any] = {}
+        """Settings that the question names."""
         if precision is not None:
-            self._given["precision"] = member("precision", Precision, precision)
+            self.given["precision"] = member("precision", Precision, precision)
         if memory_format is not None:
-            self._given["memory_format"] = member("memory_format", MemoryFormat, memory_format)
+            self.given["memory_format"] = member("memory_format", MemoryFormat, memory_format)
         self.execution = member("execution", Execution, execution)
         loop = None
         if optimizer is not None:
             loop = loop_of(optimizer)
-            self._given["optimizer"] = loop.optimizer
-        self.optimizer: Optimizer | None = self._given.get("optimizer")
+            self.given["optimizer"] = loop.optimizer
+        self.optimizer: Optimizer | None = self.given.get("optimizer")
         self.accumulation = 1 if loop is None else loop.accumulation_steps
         """Forward and backward passes per optimizer step."""
         if accumulation is not None:
@@ -115,121 +104,6 @@ class Question:
         self.samples = samples
         self.carbon_g_per_kwh = carbon_g_per_kwh
         self.snapshot = snapshot
-        self._snapshots = snapshots
-        self.device_is_default = False
-        """True if the last `device_keys` got no device."""
-
-    @cached_property
-    def snapshots(self) -> Sequence[Snapshot]:
-        return self._snapshots or snapshots_that_answer(self.snapshot)
-
-    def device_keys(self, device: str | None, devices: Iterable[str] | str | None) -> list[str]:
-        """Return the keys of the devices with these names; of `DEFAULT_DEVICE` without a name.
-
-        `all` means all GPUs with trained models that can run the precision. Named ones need not be
-        able to (see `gap`).
-
-        Raises:
-            SnapshotError: There are no heads for one of them, or none at all for the phase.
-            InputError: A name is not that of a device, or none of them can run the precision.
-        """
-        self.device_is_default = device is None and devices is None
-        if devices is not None and device is not None:
-            raise InputError("give device or devices, not both")
-        names: list[Any] = [DEFAULT_DEVICE if device is None else device]
-        if devices is not None:
-            names = [devices] if isinstance(devices, str) else list(devices)
-        if not names:
-            raise InputError("the list of devices is empty; name some, or ask for all")
-        keys: dict[str, None] = {}
-        for name in names:
-            if name == "all":
-                every = gpus_of(self._manifests, self.phase)
-                keys |= dict.fromkeys([key for key in every if not self.gap(key)] or every)
-            else:
-                keys[key_among(self._manifests, name)] = None
-        gaps = [self.gap(key) for key in keys]
-        if None not in gaps:
-            raise InputError(f"{gaps[0]}")
-        return list(keys)
-
-    def gap(self, device: str) -> str | None:
-        """Return why a device cannot run the question's precision; None if it can."""
-        precision = self._given.get("precision")
-        card = card_behind(self._manifests, device)
-        return precision and precision_gap(card, precision, self.execution)
-
-    def unable_devices(self) -> dict[str, str]:
-        """Return the GPUs with trained models that cannot run the precision, with the reason."""
-        gaps = {key: self.gap(key) for key in gpus_of(self._manifests, self.phase)}
-        return {key: gap for key, gap in gaps.items() if gap is not None}
-
-    @cached_property
-    def _manifests(self) -> Sequence[Manifest]:
-        """Manifests of the snapshots that predict, which are read without torch."""
-        if self._snapshots:
-            return [snapshot.manifest for snapshot in self._snapshots]
-        return manifests_that_answer(self.snapshot)
-
-    def snapshot_for(self, device: str) -> Snapshot:
-        """Return the first with heads of device and phase; else the last one, for its card."""
-        known = (s for s in self.snapshots if self.phase in s.heads.get(device, {}))
-        return next(known, self.snapshots[-1])
-
-    def trained(self, device: str, model: str) -> tuple[TrainedHeads, str | None]:
-        """Return the heads for a model, and the basis of step times that is not their labels.
-
-        An extension may have heads for models of its source, such as transformers. They are used
-        unless labels of a campaign have the precision. Heads of the shipped snapshot do not answer
-        for a precision or layout without labels if others published steps of the card.
-
-        Raises:
-            SnapshotError: There are no heads for the device and the phase.
-        """
-        snapshot = self.snapshot_for(device)
-        trained = snapshot.trained(device, self.phase)
-        of_ranks = rank_key(device).ranks > 1  # their steps include communication
-        if snapshot.others_bytes is None or of_ranks:
-            return trained, None
-        settings, is_campaign = self.settings(trained), snapshot.manifest.campaign is not None
-        if is_campaign and settings.precision in {row.precision for row in trained.settings}:
-            return trained, None
-        card = snapshot.card(device)
-        for extension in extension_modules("model_heads") if is_prefixed(model) else ():
-            made: tuple[TrainedHeads, str] | None
-            made = extension.model_heads(model, trained, snapshot.others, card, settings.precision)
-            if made is not None:
-                return made
-        if not is_campaign and settings[:2] not in {row[:2] for row in trained.settings}:
-            return snapshot.others.by_steps(trained, card, self.phase)
-        return trained, None
-
-    def settings_traced(self, devices: Iterable[str]) -> list[StepSettings]:
-        """Return the settings that a model's steps are traced in."""
-        trained = [self.snapshot_for(key).trained(key, self.phase) for key in devices]
-        predicted = list(map(self.settings, trained))
-        eager = [
-            row._replace(execution=Execution.EAGER) for row in predicted
-        ]  # ratios are to these
-        return list(dict.fromkeys([*eager, *predicted]))
-
-    def settings(self, trained: TrainedHeads) -> StepSettings:
-        """Return the question's settings, the rest as in most labels that agree with it.
-
-        Labels of Adam serve AdamW and vice versa: both have the same states and traffic.
-        """
-        given = self._given
-        if "optimizer" in given and given["optimizer"].is_adam:
-            labelled = [row.optimizer for row in trained.settings if row.optimizer.is_adam]
-            if given["optimizer"] not in labelled:
-                given = {**given, "optimizer": (*labelled, Optimizer.ADAM)[0]}
-        agreeing = [
-            row
-            for row in trained.settings
-            if all(getattr(row, name) == value for name, value in given.items())
-        ]
-        usual = (*agreeing, *trained.settings, StepSettings())[0]
-        return usual._replace(**given, execution=self.execution)
 
     def loop_for(
         self, subject: Subject, settings: StepSettings
@@ -252,8 +126,145 @@ class Question:
             return loop, None
         if subject.module is None:
             return loop, f"The optimizer is taken to hold all parameters of {subject.name}."
-        return loop_for(loop, self._optimizer, subject.module)
+        return loop_of_module(loop, self._optimizer, subject.module)
 
     def given_settings(self) -> StepSettings:
         """Return the settings that the question names, the rest plain: fp32, contiguous, SGD."""
-        return StepSettings(**self._given, execution=self.execution)
+        return StepSettings(**self.given, execution=self.execution)
+
+
+def loop_of(
+    optimizer: str | torch.optim.Optimizer | type | TrainingLoop | object,
+) -> TrainingLoop:
+    """Return the training loop of an optimizer, as PyTorch runs it by default.
+
+    The loop has the kind of most parameters of an object, and no groups (see `loop_of_module`).
+
+    Args:
+        optimizer: A name in any case, a class or an object of `torch.optim`, or the loop itself.
+
+    Raises:
+        InputError: The optimizer is unknown.
+    """
+    if isinstance(optimizer, TrainingLoop):
+        return optimizer
+    if isinstance(optimizer, str):
+        if optimizer.lower() not in list(Optimizer):
+            raise _unknown(repr(optimizer))
+        kind = Optimizer(optimizer.lower())
+    elif isinstance(optimizer, type):
+        kind = _kind_of(optimizer)
+    else:
+        groups = [(_group_of(optimizer, group), group["params"]) for group in _groups(optimizer)]
+        most, _ = max(groups, key=lambda pair: sum(p.numel() for p in pair[1]))
+        return _with_kind(TrainingLoop(), most)
+    return Loop.PLAIN.with_optimizer(kind)
+
+
+def loop_of_module(
+    loop: TrainingLoop, optimizer: torch.optim.Optimizer, module: nn.Module
+) -> tuple[TrainingLoop, str | None]:
+    """Return a loop with the groups of an optimizer of this module, and a remark on what is left.
+
+    An optimizer with one group of all trainable parameters has a loop without groups. So has one of
+    another module's parameters, which is taken as the kind of optimizer.
+
+    Args:
+        loop: Training loop of the optimizer (`loop_of`).
+        optimizer: Object of `torch.optim`.
+        module: Module that is trained.
+    """
+    parameters = list(module.parameters())
+    place_of = {id(parameter): place for place, parameter in enumerate(parameters)}
+    groups = [
+        replace(
+            _group_of(optimizer, group),
+            places=tuple(place_of[id(p)] for p in group["params"] if id(p) in place_of),
+        )
+        for group in _groups(optimizer)
+    ]
+    held = {place for group in groups for place in group.places or ()}
+    if not held:
+        return loop, (
+            f"The optimizer holds no parameter of this {type(module).__name__}; it is taken to "
+            "hold all of them."
+        )
+    other_count = sum(
+        id(p) not in place_of for group in _groups(optimizer) for p in group["params"]
+    )
+    trained = {place for place, parameter in enumerate(parameters) if parameter.requires_grad}
+    is_usual = len(groups) == 1 and held >= trained
+    own = loop if is_usual else replace(loop, groups=tuple(groups))
+    remarks = []
+    if other_count:
+        remarks.append(
+            f"The optimizer holds {other_count} more parameters, which are not of this "
+            f"{type(module).__name__} and not counted."
+        )
+    count, all_count = (
+        sum(parameters[place].numel() for place in places) for places in (trained - held, trained)
+    )
+    if count:
+        remarks.append(
+            f"The optimizer leaves out {count:,} of {all_count:,} trainable parameters; these have "
+            "gradients, but neither state nor update."
+        )
+    return own, " ".join(remarks) or None
+
+
+def _groups(optimizer: object) -> Sequence[Mapping[str, Any]]:
+    """Return the groups of an object of `torch.optim`; raises InputError for another one."""
+    _kind_of(type(optimizer))
+    groups: Sequence[Mapping[str, Any]] = optimizer.param_groups  # type: ignore[attr-defined]
+    return groups
+
+
+def _kind_of(kind: type) -> Optimizer:
+    """Return the optimizer of a class of `torch.optim`; another class may keep anything."""
+    import torch
+
+    known: dict[type, Optimizer] = {
+        torch.optim.SGD: Optimizer.SGD,
+        torch.optim.Adam: Optimizer.ADAM,
+        torch.optim.AdamW: Optimizer.ADAMW,
+    }
+    if kind not in known:
+        raise _unknown(f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins."))
+    return known[kind]
+
+
+def _unknown(given: str) -> InputError:
+    return InputError(
+        f"optimizer is {given}; known are {', '.join(Optimizer)}, and SGD, Adam and AdamW of "
+        "torch.optim; for another one, name the one that keeps as much per parameter: sgd "
+        "(nothing), momentum (one tensor) or adam (two)"
+    )
+
+
+def _group_of(optimizer: object, group: Mapping[str, Any]) -> ParameterGroup:
+    """Return how an optimizer treats a group; raises InputError if this is not simulated."""
+    if group.get("amsgrad"):
+        raise InputError(
+            f"{type(optimizer).__name__} has amsgrad=True, which keeps a third tensor per "
+            "parameter; it is not simulated: leave amsgrad out, and add one size of the parameters"
+        )
+    kind = _kind_of(type(optimizer))
+    if kind is Optimizer.SGD and group["momentum"]:
+        kind = Optimizer.MOMENTUM
+    implementation = Implementation.FOREACH
+    if group.get("fused"):
+        implementation = Implementation.FUSED
+    elif group.get("foreach") is False:
+        implementation = Implementation.PLAIN
+    return ParameterGroup(
+        optimizer=kind, implementation=implementation, weight_decay=group["weight_decay"] > 0
+    )
+
+
+def _with_kind(loop: TrainingLoop, group: ParameterGroup) -> TrainingLoop:
+    return replace(
+        loop,
+        optimizer=group.optimizer,
+        implementation=group.implementation,
+        weight_decay=group.weight_decay,
+    )

@@ -14,7 +14,7 @@ from trappm.extensions.web import answerer
 from trappm.extensions.web.gate import ServingSettings
 from trappm.extensions.web.running import address_of, hosts_for, token_for
 from trappm.learner.snapshots.registry import Registry
-from trappm.prediction.answering import answers
+from trappm.prediction.answer import answers
 from trappm.profiler.errors import InputError
 
 TOKEN = "0123456789abcdef0123"  # noqa: S105

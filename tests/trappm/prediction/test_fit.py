@@ -11,7 +11,7 @@ from snapshot_samples import graphs, hasty_encoder, snapshot_of, trained
 import trappm
 from trappm.learner.heads.physics_heads import Heads
 from trappm.learner.paper.presets import LAPTOP
-from trappm.prediction.device_names import OWN
+from trappm.prediction.choice import OWN
 from trappm.prediction.fit import (
     LARGEST_BATCH,
     MemoryInterval,

@@ -11,13 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from trappm.prediction.answering import simulated_answer
+from trappm.prediction.answer import simulated_answer
 from trappm.prediction.fit import room_text
 from trappm.prediction.models import Module, size_kind
 from trappm.prediction.predict import predict
 from trappm.prediction.prediction import Prediction
-from trappm.prediction.question import Question
-from trappm.prediction.training_loops import loop_for, loop_of
+from trappm.prediction.question import Question, loop_of, loop_of_module
 from trappm.profiler.errors import InputError, TrappmError, one_line
 from trappm.profiler.host import procfs
 from trappm.profiler.host.environment import independent_of_caller
@@ -59,7 +58,7 @@ class FirstStep:
         """Return the training loop; raises InputError if the optimizer is unknown."""
         loop = loop_of(self.optimizer)
         if self.name is None:  # else the answer is about timm's module, which may have others
-            loop, _ = loop_for(loop, self.optimizer, self.model)
+            loop, _ = loop_of_module(loop, self.optimizer, self.model)
         return replace(
             loop,
             accumulation_steps=self.accumulation_steps,

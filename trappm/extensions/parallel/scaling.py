@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from trappm.extensions.parallel.schedules import Parallelism, Strategy, strategy_of
 from trappm.extensions.parallel.shared_step import ParallelPrediction, SharedStep
+from trappm.prediction.choice import Choice
 from trappm.prediction.fit import VERDICTS, Verdict
 from trappm.prediction.question import Question
 from trappm.profiler.devices.catalogue import rank_key
@@ -176,7 +177,7 @@ def _devices(names: Sequence[str] | None, snapshot: Any) -> list[str | None]:
         return [None]
     if list(names) != ["all"]:
         return [*names]
-    keys = Question(phase=Phase.TRAIN, snapshot=snapshot).device_keys(None, "all")
+    keys = Choice(Question(phase=Phase.TRAIN, snapshot=snapshot)).device_keys(None, "all")
     return [key for key in keys if rank_key(key).ranks == 1]
 
 

@@ -7,7 +7,7 @@ subtracted from the memory on one GPU.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import exp, hypot, log
 from statistics import NormalDist
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from trappm.extensions.parallel.links import Group, Node, node_of
 from trappm.extensions.parallel.schedules import Parallelism, Strategy, strategy_of
+from trappm.prediction.choice import Choice, precision_gap
 from trappm.prediction.cost import prices_of
-from trappm.prediction.device_names import precision_gap
 from trappm.prediction.fit import MemoryAnswer, Verdict, room_text
 from trappm.prediction.question import Question
 from trappm.profiler.devices.catalogue import process_memory_mib
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from trappm.extensions.parallel.schedules import StepSchedule
     from trappm.extensions.parallel.step_work import StepWork
     from trappm.learner.interface import TrainedHeads, Workload
+    from trappm.learner.snapshots.snapshot import Snapshot
     from trappm.prediction.models import Subject
     from trappm.prediction.prediction import Prediction
 
@@ -234,25 +235,27 @@ class SharedStep:
         batch_size: int | None = None,
         input_size: int | None = None,
         sequence_length: int | None = None,
+        snapshots: Sequence[Snapshot] | None = None,
         **settings: Any,
     ) -> SharedStep:
         """Predict the step on one GPU, and load its kernels and tensors."""
         question = Question(batch_size=batch_size, phase=Phase.TRAIN, **settings)
-        key = question.device_keys(device, None)[0]
+        choice = Choice(question, snapshots)
+        key = choice.device_keys(device, None)[0]
         node = node_of(key)  # before torch is imported, which takes a second
         from trappm.extensions.parallel.rank_memory import traced_needs
-        from trappm.prediction.answering import answers
+        from trappm.prediction.answer import answers
         from trappm.prediction.models import Subject, subject_of
         from trappm.profiler.memory.simulation import TrainingLoop
 
         subject = model
         if not isinstance(subject, Subject):
             subject = subject_of(model, input_size=input_size, sequence_length=sequence_length)
-        [single] = answers([(question, subject, key)])
+        [single] = answers([(choice, subject, key)])
         if single.step_time_ms is None:
             raise UnsupportedModelError("; ".join(single.gaps()))
-        trained, _ = question.trained(key, subject.name)
-        workload, prior = _workload(question, subject, trained, single.batch_size)
+        trained, _ = choice.trained(key, subject.name)
+        workload, prior = _workload(choice, subject, trained, single.batch_size)
         allocations = None if workload.trace is None else workload.trace.allocations
         if allocations is None:
             raise UnsupportedModelError("the step could not be traced, so scaling is unknown")
@@ -262,7 +265,7 @@ class SharedStep:
         work, divided = _work(workload, prior, needs.all_gradients)
         if divided is not None:
             divided = replace(divided, slower=single.step_time_ms / work.step_ms)
-        card = question.snapshot_for(key).card(key)
+        card = choice.snapshot_for(key).card(key)
         slowed = (
             extension.contention(subject.name, card, workload.precision)
             for extension in extension_modules("model_heads")
@@ -272,7 +275,7 @@ class SharedStep:
             single=single,
             work=work.lasting(single.step_time_ms),
             needs=needs,
-            mixed=_mixed_needs(subject, question.settings(trained), needs, workload, key),
+            mixed=_mixed_needs(subject, choice.settings(trained), needs, workload, key),
             node=node,
             divided=divided,
         )
@@ -423,13 +426,13 @@ def _mixed_needs(
 
 
 def _workload(
-    question: Question, subject: Subject, trained: TrainedHeads, batch_size: int
+    choice: Choice, subject: Subject, trained: TrainedHeads, batch_size: int
 ) -> tuple[Workload, Any]:
     """Return the step with its trace and kernels, and the prior of its time, if any."""
     from trappm.learner.heads.physics_heads import Heads
     from trappm.learner.interface import Workload
 
-    settings = question.settings(trained)
+    settings = choice.settings(trained)
     trace = subject.trace(settings, Phase.TRAIN, batch_size)
     workload = Workload.of(trace, settings, batch_size=batch_size, with_kernels=True)
     heads = trained.heads

@@ -44,23 +44,26 @@ def roofline(
     from trappm.extensions.roofline.drawing import draw_png
     from trappm.extensions.roofline.report import print_rooflines, rooflines_json
     from trappm.extensions.roofline.steps import known_devices_of, roofed_steps
+    from trappm.prediction.choice import Choice
     from trappm.prediction.models import subject_of
     from trappm.prediction.question import Question
     from trappm.terminal.plots import require_matplotlib
 
     if png is not None:
         require_matplotlib("--png")
-    question = Question(
-        batch_size=batch_size,
-        phase=phase,
-        precision=precision,
-        memory_format=memory_format,
-        optimizer=optimizer,
-        snapshot=snapshot,
+    choice = Choice(
+        Question(
+            batch_size=batch_size,
+            phase=phase,
+            precision=precision,
+            memory_format=memory_format,
+            optimizer=optimizer,
+            snapshot=snapshot,
+        )
     )
-    devices = known_devices_of(question, device)
+    devices = known_devices_of(choice, device)
     subject = subject_of(model, input_size=input_size, sequence_length=sequence_length)
-    steps = roofed_steps(question, subject, devices)
+    steps = roofed_steps(choice, subject, devices)
     if png is not None:
         draw_png(steps, png)
     if as_json:

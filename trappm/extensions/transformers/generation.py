@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trappm.extensions.transformers.model_names import TransformerName
-from trappm.prediction.device_names import DEFAULT_DEVICE, device_title, precision_gap
+from trappm.prediction.choice import DEFAULT_DEVICE, device_title, precision_gap
 from trappm.prediction.fit import (
     MemoryInterval,
     Verdict,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from trappm.extensions.web.metrics import Metrics
 from trappm.learner.snapshots.manifest import NAME
-from trappm.prediction.snapshot_choice import DEFAULT, local_registry, snapshots_that_answer
+from trappm.prediction.choice import DEFAULT_SNAPSHOT, local_registry, snapshots_that_answer
 from trappm.profiler.errors import SnapshotError, TrappmError
 
 if TYPE_CHECKING:
@@ -86,6 +86,6 @@ class LoadedSnapshots:
 
 def _of_registry(name: str) -> list[Snapshot]:
     """Load a snapshot from the registry, never from a folder of the server."""
-    if name != DEFAULT:
+    if name != DEFAULT_SNAPSHOT:
         name = local_registry().resolve(name)
     return snapshots_that_answer(name)

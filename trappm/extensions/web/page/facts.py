@@ -13,7 +13,7 @@ import numpy as np
 
 from trappm.label_store import records
 from trappm.learner.snapshots.manifest import Manifest, read_manifest
-from trappm.prediction.snapshot_choice import DEFAULT, SHIPPED, local_registry
+from trappm.prediction.choice import DEFAULT_SNAPSHOT, SHIPPED, local_registry
 from trappm.profiler.errors import InputError
 from trappm.profiler.models.families import family_of
 from trappm.profiler.records import (
@@ -233,7 +233,7 @@ def snapshot(store: Store, name: str) -> dict[str, Any]:
 def _manifest(name: str) -> Manifest:
     """Return a manifest of this machine's registry or the shipped one, never of a folder."""
     shipped = read_manifest(SHIPPED)
-    if name in {DEFAULT, shipped.id}:
+    if name in {DEFAULT_SNAPSHOT, shipped.id}:
         return shipped
     registry = local_registry()
     return registry.manifest(registry.resolve(name))
