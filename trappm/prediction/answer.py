@@ -57,10 +57,13 @@ from trappm.profiler.records import (
 from trappm.profiler.traced_step import TraceSource
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from trappm.learner.snapshots.manifest import CompiledRatio
     from trappm.prediction.choice import Choice
     from trappm.prediction.cost import Interval
     from trappm.prediction.models import Subject
+    from trappm.profiler.traced_step import Trace
 
 SIMULATED_ERROR = 0.05
 """Deviation of the logarithm of simulated memory on a card with labels of other steps; errors are
@@ -82,6 +85,8 @@ VALUES_REMARK = (
 MIG_PROFILES = ((5.0, "1g.5gb"), (10.0, "2g.10gb"), (20.0, "3g.20gb"), (40.0, "7g.40gb"))
 """Memory in GB below which a step fits a part of an A100 of 40 GB, by DIPPM's rule (Panner Selvam
 and Brorsson 2023)."""
+COMPILE_MODES = {"triton.cudagraphs": "CUDA graphs", "max_autotune": "autotuned kernels"}
+"""Additions of the modes of `torch.compile`, by the key of inductor's configuration."""
 _MIB_PER_GB = 1e9 / 2**20
 _LARGEST: WeakKeyDictionary[Subject, dict[tuple[object, ...], int]] = WeakKeyDictionary()
 """Largest batch sizes by model: each takes a dozen predictions."""
@@ -180,7 +185,6 @@ def simulated_answer(question: Question, subject: Subject, device: str, why: str
         missing["largest_batch"] = (
             f"the step is known at batch {trace.batch_size} only: {trace.only_because}"
         )
-    remarks = tuple(filter(None, (trace.remark, loop_remark)))
     return Prediction(
         model=subject.name,
         device=device,
@@ -197,7 +201,7 @@ def simulated_answer(question: Question, subject: Subject, device: str, why: str
         simulated_memory=simulated(batch_size),
         memory_source=trace.source,
         memory_remark=trace.remark,
-        remarks=(*remarks, VALUES_REMARK) if trace.source is TraceSource.RUN else remarks,
+        remarks=_remarks_on_simulated(trace, loop_remark),
         subject=subject,
         loop=loop,
     )
@@ -207,7 +211,7 @@ def compiled_answer(
     eager: Prediction,
     figures: Mapping[str, Interval],
     without: Mapping[str, str],
-    remarks: Sequence[str] = (),
+    ratio: CompiledRatio | None = None,
 ) -> Prediction:
     """Return the answer about the compiled step; the eager figures become one remark.
 
@@ -215,7 +219,7 @@ def compiled_answer(
         eager: Answer about the eager step.
         figures: Step time and memory of the compiled step, as far as they are predicted.
         without: Why the others are not, as far as there is a particular reason.
-        remarks: Sources of the figures.
+        ratio: Ratio of the step times from pairs of the device, if it has any.
     """
     known = dict(figures)
     if (times := known.get("step_time_ms")) is not None:
@@ -235,10 +239,6 @@ def compiled_answer(
         missing["largest_batch"] = eager.missing.get("largest_batch", reason)
     if risk is None:
         missing["out_of_memory"] = missing.get("memory_mib", "the device's capacity is unknown")
-    in_eager = [quantity(name, value) for name in METRICS if (value := getattr(eager, name))]
-    texts = [r for r in eager.remarks if r != eager.memory_remark]
-    if in_eager:
-        texts.insert(0, f"In eager mode this step takes {', '.join(in_eager)}.")
     return replace(
         eager,
         execution=Execution.COMPILE.value,
@@ -249,7 +249,7 @@ def compiled_answer(
         missing=missing,
         unfamiliar=tuple(metric for metric in eager.unfamiliar if metric in known),
         beyond_labels={},
-        remarks=(*texts, *remarks),
+        remarks=_remarks_on_compiled(eager, known, ratio),
         mig_profile=None,
         power_source=None,
         best_power_limit=None,
@@ -498,17 +498,9 @@ class _Inquiry:
     def _compiled(self, eager: Prediction, figures: Mapping[str, Interval]) -> Prediction:
         """Return the answer about the compiled step from the one about the eager step."""
         known: dict[str, Interval] = {}
-        remarks = []
         times = self._compiled_times(figures)
         if not isinstance(times, str):
             known["step_time_ms"] = times
-            ratio = self._measured_ratio
-            by_kernels = RATIO_REMARK if self._phase is Phase.INFER else TRAINING_RATIO_REMARK
-            remarks.append(
-                by_kernels
-                if ratio is None
-                else f"The ratio to the eager step is from {ratio.pairs} pairs on {self.device}."
-            )
         without = {"step_time_ms": times} if isinstance(times, str) else {}
         if is_cpu_device(self.device):
             without["memory_mib"] = "inductor's copies on a CPU are not simulated"
@@ -516,10 +508,9 @@ class _Inquiry:
             median, low, high = figures["memory_mib"]
             below = math.hypot(math.log(median / low), MEMORY_BELOW_90)
             known["memory_mib"] = median, median / math.exp(below), high
-            remarks.append(COMPILED_MEMORY_REMARK)
         if self._question.epochs is not None and "step_time_ms" in without:
             without["run"] = f"{NEEDS}the step time"
-        answer = compiled_answer(eager, known, without, remarks)
+        answer = compiled_answer(eager, known, without, self._measured_ratio)
         return replace(answer, run=self._run(known))
 
     def _both_steps(self) -> tuple[Workload, Workload] | str:
@@ -796,6 +787,49 @@ class _Inquiry:
         output = self.predict([self._workload(size) for size in batch_sizes], heads)
         rows = range(len(batch_sizes))
         return [MemoryInterval(*_interval(output, row, "memory_mib")) for row in rows]
+
+
+def _remarks_on_simulated(trace: Trace, loop_remark: str | None) -> tuple[str, ...]:
+    """Return the remarks on memory that is simulated alone."""
+    of_values = VALUES_REMARK if trace.source is TraceSource.RUN else None
+    return tuple(filter(None, (trace.remark, loop_remark, of_values)))
+
+
+def _remarks_on_compiled(
+    eager: Prediction, figures: Mapping[str, Interval], ratio: CompiledRatio | None
+) -> tuple[str, ...]:
+    """Return the remarks on a compiled step: its eager figures and remarks, and its sources."""
+    remarks = [remark for remark in eager.remarks if remark != eager.memory_remark]
+    in_eager = [quantity(name, value) for name in METRICS if (value := getattr(eager, name))]
+    if in_eager:
+        remarks.insert(0, f"In eager mode this step takes {', '.join(in_eager)}.")
+    if "step_time_ms" in figures:
+        by_kernels = RATIO_REMARK if eager.phase == Phase.INFER else TRAINING_RATIO_REMARK
+        remarks.append(
+            by_kernels
+            if ratio is None
+            else f"The ratio to the eager step is from {ratio.pairs} pairs on {eager.device}."
+        )
+    if "memory_mib" in figures:
+        remarks.append(COMPILED_MEMORY_REMARK)
+    return tuple(remarks)
+
+
+def remarks_on_module(module: nn.Module, execution: Execution) -> list[str]:
+    """Return a remark on each setting of a module and its process that no answer covers."""
+    import torch
+
+    remarks = []
+    how = getattr(module, "dynamo_ctx", None)  # of torch.compile
+    if how is not None and execution is Execution.COMPILE:
+        config = getattr(how, "compiler_config", None)  # None for other backends than inductor
+        names = [name for key, name in COMPILE_MODES.items() if config and config.get(key)]
+        if config is None or names:
+            what = " and ".join(names) if config else "the module's own backend of torch.compile"
+            remarks.append(f"Not covered: {what}; this is inductor's default mode.")
+    if torch.backends.cudnn.benchmark:
+        remarks.append("Not covered: cudnn.benchmark, which is on here; it was off for labels.")
+    return remarks
 
 
 def _normal_cdf(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -155,30 +155,11 @@ def predict(
     )
     [prediction] = _predictions(choice, [subject], keys, labels=labels)
     if not isinstance(model, str | Path):
-        remarks = _left_out(model, question.execution)
+        from trappm.prediction.answer import remarks_on_module
+
+        remarks = remarks_on_module(model, question.execution)
         prediction = replace(prediction, remarks=(*prediction.remarks, *remarks))
     return prediction
-
-
-_MODES = {"triton.cudagraphs": "CUDA graphs", "max_autotune": "autotuned kernels"}
-"""Additions of the modes of `torch.compile`, by the key of inductor's configuration."""
-
-
-def _left_out(module: nn.Module, execution: Execution) -> list[str]:
-    """Return a remark on each setting of a module that the answer does not cover."""
-    import torch
-
-    remarks = []
-    how = getattr(module, "dynamo_ctx", None)  # of torch.compile
-    if how is not None and execution is Execution.COMPILE:
-        config = getattr(how, "compiler_config", None)  # None for other backends than inductor
-        names = [name for key, name in _MODES.items() if config and config.get(key)]
-        if config is None or names:
-            what = " and ".join(names) if config else "the module's own backend of torch.compile"
-            remarks.append(f"Not covered: {what}; this is inductor's default mode.")
-    if torch.backends.cudnn.benchmark:
-        remarks.append("Not covered: cudnn.benchmark, which is on here; it was off for labels.")
-    return remarks
 
 
 def _execution_of(model: object) -> Execution:
