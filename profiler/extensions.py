@@ -8,7 +8,7 @@ asks every extension for a module of one name and uses what it defines:
     model_files    models in files, such as ONNX (`trappm.prediction.models.file_tracer`)
     model_heads    heads for models of such a source (`trappm.prediction`)
     device_kinds   devices of several members, such as `a100x4` (`devices.device_kinds`)
-    step_power     power of a step by its kernels, and under a limit (`prediction.cost`)
+    step_power     power of a step by its kernels, and under a limit (`prediction.answer`)
     commands       commands of the command line
 
 These modules import optional libraries inside functions, so one that is not installed only

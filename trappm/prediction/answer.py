@@ -32,7 +32,7 @@ from trappm.prediction.fit import (
     simulated_risk,
 )
 from trappm.prediction.models import input_size_of, size_kind
-from trappm.prediction.prediction import METRIC_NAMES, NEEDS, Prediction, quantity
+from trappm.prediction.prediction import METRIC_NAMES, NEEDS, Interval, Power, Prediction, quantity
 from trappm.prediction.question import Question, loop_of
 from trappm.profiler.devices.catalogue import (
     CPU,
@@ -44,6 +44,7 @@ from trappm.profiler.devices.catalogue import (
     rank_key,
 )
 from trappm.profiler.errors import InputError, TrappmError, UnsupportedModelError
+from trappm.profiler.extensions import extension_modules
 from trappm.profiler.memory.simulation import Loop, SimulatedMemory, memory_in, reserved_mib
 from trappm.profiler.models.families import family_of
 from trappm.profiler.records import (
@@ -59,9 +60,9 @@ from trappm.profiler.traced_step import TraceSource
 if TYPE_CHECKING:
     from torch import nn
 
+    from trappm.learner.interface import DeviceHeads
     from trappm.learner.snapshots.manifest import CompiledRatio
     from trappm.prediction.choice import Choice
-    from trappm.prediction.cost import Interval
     from trappm.prediction.models import Subject
     from trappm.profiler.traced_step import Trace
 
@@ -631,14 +632,14 @@ class _Inquiry:
             prices=cost.prices_of(self.device, question.usd_per_hour, self.card),
         )
 
-    def _power(self, figures: Mapping[str, Interval]) -> cost.Power:
+    def _power(self, figures: Mapping[str, Interval]) -> Power:
         """Return the power that no head predicts, or that is so under the question's limit."""
         limit_w = self._question.power_limit_w
         if "power_w" in figures and limit_w is None:
-            return cost.Power()
+            return Power()
         workload = replace(self.workload, kernels=self._trace.kernels)
         time_ms = figures.get("step_time_ms")
-        return cost.power_of_step(workload, self._trained.heads, self.card, time_ms, limit_w)
+        return power_of_step(workload, self._trained.heads, self.card, time_ms, limit_w)
 
     def _what_fits(
         self, memory: Interval | None, risk: float | None, capacity: float | None
@@ -787,6 +788,38 @@ class _Inquiry:
         output = self.predict([self._workload(size) for size in batch_sizes], heads)
         rows = range(len(batch_sizes))
         return [MemoryInterval(*_interval(output, row, "memory_mib")) for row in rows]
+
+
+def power_of_step(
+    workload: Workload,
+    heads: DeviceHeads,
+    card: str,
+    step_time_ms: Interval | None,
+    limit_w: float | None,
+) -> Power:
+    """Return power and energy of a step on a card, by its kernels; an extension computes them.
+
+    Args:
+        workload: Step, with its kernels if they could be traced.
+        heads: Heads of the device.
+        card: The card by any of its names.
+        step_time_ms: Step time at the factory setting; None if no head predicts it.
+        limit_w: Power limit (default: factory setting).
+
+    Raises:
+        InputError: The card has no such limit, its power is unknown, or no installed extension
+            knows limits.
+    """
+    extension = next(iter(extension_modules("step_power")), None)
+    if extension is not None:
+        power: Power = extension.power_of_step(workload, heads, card, step_time_ms, limit_w)
+        return power
+    if limit_w is not None:
+        raise InputError(
+            f"a power limit of {limit_w:g} W needs the extension trappm.extensions.power_limits, "
+            "which is not installed; install TraPPM again, or leave the limit out"
+        )
+    return Power()
 
 
 def _remarks_on_simulated(trace: Trace, loop_remark: str | None) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The power of a step, and what a whole training costs: time, money, energy and CO2.
+"""Cost of a whole training: time, money, energy and CO2.
 
 Prices are in `prices.yaml`, by cloud and GPU, each with the date it was noted. A file of that name
 in TRAPPM_HOME replaces it, and a question can give its own price.
@@ -6,8 +6,7 @@ in TRAPPM_HOME replaces it, and a question can give its own price.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import date
 from functools import lru_cache
 from pathlib import Path
@@ -15,22 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from trappm.profiler.devices.catalogue import card_of, rank_key
 from trappm.profiler.errors import InputError, one_line
-from trappm.profiler.extensions import extension_modules
 from trappm.profiler.files import load_yaml
 from trappm.profiler.host.environment import data_folder
 
 if TYPE_CHECKING:
-    from trappm.learner.interface import DeviceHeads, Workload
-
-Interval = tuple[float, float, float]
-"""Median, low and high."""
+    pass
 
 FILE = "prices.yaml"
 MAX_BYTES = 1 << 20
-MAX_COUNT = 10**12
-"""Maximum of epochs, and of samples per epoch."""
-MAX_CARBON_G_PER_KWH = 10_000
-MOST_LIMIT_W = 10_000
 MOST_USD_PER_HOUR = 1_000_000
 
 
@@ -78,87 +69,6 @@ class Run:
     def length(self) -> str:
         """Return the length in words, such as `90 epochs`."""
         return f"{self.epochs:,} epoch{'' if self.epochs == 1 else 's'}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class BestPowerLimit:
-    """Power limit with the least energy per step and at most 5 % more time."""
-
-    power_limit_w: float
-    step_time_ms: float
-    power_w: float
-    energy_j: float
-    saved: float
-    """Energy saved, as a share of the energy at the factory setting."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Power:
-    """Power of a step that no head predicts."""
-
-    figures: Mapping[str, Interval] = field(default_factory=dict)
-    """Median, low and high of power and of what follows from it, by the names of `Prediction`."""
-    power_source: str | None = None
-    """Labels that it is based on."""
-    best_power_limit: BestPowerLimit | None = None
-
-
-def check_amount(name: str, unit: str, value: object, most: int) -> None:
-    """Raise InputError if a value is neither None nor a number above 0, at most `most`."""
-    if value is not None and not (type(value) in {int, float} and 0 < value <= most):  # type: ignore[operator]
-        raise InputError(
-            f"the {name} is {value!r}; it must be a number of {unit} above 0, at most {most:,}"
-        )
-
-
-def power_of_step(
-    workload: Workload,
-    heads: DeviceHeads,
-    card: str,
-    step_time_ms: Interval | None,
-    limit_w: float | None,
-) -> Power:
-    """Return power and energy of a step on a card, by its kernels; an extension computes them.
-
-    Args:
-        workload: Step, with its kernels if they could be traced.
-        heads: Heads of the device.
-        card: The card by any of its names.
-        step_time_ms: Step time at the factory setting; None if no head predicts it.
-        limit_w: Power limit (default: factory setting).
-
-    Raises:
-        InputError: The card has no such limit, its power is unknown, or no installed extension
-            knows limits.
-    """
-    extension = next(iter(extension_modules("step_power")), None)
-    if extension is not None:
-        power: Power = extension.power_of_step(workload, heads, card, step_time_ms, limit_w)
-        return power
-    if limit_w is not None:
-        raise InputError(
-            f"a power limit of {limit_w:g} W needs the extension trappm.extensions.power_limits, "
-            "which is not installed; install TraPPM again, or leave the limit out"
-        )
-    return Power()
-
-
-def check_run(*, epochs: object, samples: object, carbon_g_per_kwh: object) -> None:
-    """Raise InputError if only half of a run is given, or a number is out of range."""
-    if (epochs is None) != (samples is None):
-        raise InputError("a whole run needs both epochs and samples (of one epoch)")
-    for name, value in (("epochs", epochs), ("samples", samples)):
-        if value is not None and not (type(value) is int and 1 <= value <= MAX_COUNT):
-            raise InputError(
-                f"{name} is {value!r}; it must be a whole number from 1 to {MAX_COUNT:,}"
-            )
-    carbon = carbon_g_per_kwh
-    if carbon is not None and not (
-        isinstance(carbon, int | float) and 0 <= carbon <= MAX_CARBON_G_PER_KWH
-    ):
-        raise InputError(
-            f"carbon intensity is {carbon!r} g/kWh; it must be 0 to {MAX_CARBON_G_PER_KWH:,}"
-        )
 
 
 def run_of(

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
-from trappm.prediction.cost import BestPowerLimit, Offer, Run
+from trappm.prediction.cost import Offer, Run
 from trappm.prediction.fit import MemoryAnswer, Verdict, room_text
 from trappm.profiler.devices.catalogue import CONTEXT_MIB, process_memory_mib
 from trappm.profiler.errors import UnsupportedModelError
@@ -52,6 +52,32 @@ NEEDS = "it needs "
 """Beginning of the reason for a gap that follows from another gap."""
 LONG_MS = 10_000
 """Steps of this length are given in seconds."""
+
+Interval = tuple[float, float, float]
+"""Median, low and high."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BestPowerLimit:
+    """Power limit with the least energy per step and at most 5 % more time."""
+
+    power_limit_w: float
+    step_time_ms: float
+    power_w: float
+    energy_j: float
+    saved: float
+    """Energy saved, as a share of the energy at the factory setting."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Power:
+    """Power of a step that no head predicts."""
+
+    figures: Mapping[str, Interval] = field(default_factory=dict)
+    """Median, low and high of power and of what follows from it, by the names of `Prediction`."""
+    power_source: str | None = None
+    """Labels that it is based on."""
+    best_power_limit: BestPowerLimit | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trappm.prediction import cost
+from trappm.prediction.cost import MOST_USD_PER_HOUR
 from trappm.prediction.models import check_size
 from trappm.profiler.errors import InputError
 from trappm.profiler.memory.simulation import Implementation, Loop, ParameterGroup, TrainingLoop
@@ -31,6 +31,11 @@ if TYPE_CHECKING:
     from torch import nn
 
     from trappm.prediction.models import Subject
+
+MAX_COUNT = 10**12
+"""Maximum of epochs, and of samples per epoch."""
+MAX_CARBON_G_PER_KWH = 10_000
+MOST_LIMIT_W = 10_000
 
 
 class Question:
@@ -95,9 +100,9 @@ class Question:
             self.accumulation, self._optimizer is not None,
         )  # fmt: skip
         """Equal for equal questions; by `repr`, too."""
-        cost.check_amount("power limit", "watts", power_limit_w, cost.MOST_LIMIT_W)
-        cost.check_amount("price", "USD per hour", usd_per_hour, cost.MOST_USD_PER_HOUR)
-        cost.check_run(epochs=epochs, samples=samples, carbon_g_per_kwh=carbon_g_per_kwh)
+        _check_amount("power limit", "watts", power_limit_w, MOST_LIMIT_W)
+        _check_amount("price", "USD per hour", usd_per_hour, MOST_USD_PER_HOUR)
+        _check_run(epochs=epochs, samples=samples, carbon_g_per_kwh=carbon_g_per_kwh)
         self.epochs = epochs
         self.power_limit_w = power_limit_w
         self.usd_per_hour = usd_per_hour
@@ -131,6 +136,32 @@ class Question:
     def given_settings(self) -> StepSettings:
         """Return the settings that the question names, the rest plain: fp32, contiguous, SGD."""
         return StepSettings(**self.given, execution=self.execution)
+
+
+def _check_amount(name: str, unit: str, value: object, most: int) -> None:
+    """Raise InputError if a value is neither None nor a number above 0, at most `most`."""
+    if value is not None and not (type(value) in {int, float} and 0 < value <= most):  # type: ignore[operator]
+        raise InputError(
+            f"the {name} is {value!r}; it must be a number of {unit} above 0, at most {most:,}"
+        )
+
+
+def _check_run(*, epochs: object, samples: object, carbon_g_per_kwh: object) -> None:
+    """Raise InputError if only half of a run is given, or a number is out of range."""
+    if (epochs is None) != (samples is None):
+        raise InputError("a whole run needs both epochs and samples (of one epoch)")
+    for name, value in (("epochs", epochs), ("samples", samples)):
+        if value is not None and not (type(value) is int and 1 <= value <= MAX_COUNT):
+            raise InputError(
+                f"{name} is {value!r}; it must be a whole number from 1 to {MAX_COUNT:,}"
+            )
+    carbon = carbon_g_per_kwh
+    if carbon is not None and not (
+        isinstance(carbon, int | float) and 0 <= carbon <= MAX_CARBON_G_PER_KWH
+    ):
+        raise InputError(
+            f"carbon intensity is {carbon!r} g/kWh; it must be 0 to {MAX_CARBON_G_PER_KWH:,}"
+        )
 
 
 def loop_of(

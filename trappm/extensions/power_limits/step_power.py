@@ -32,7 +32,7 @@ from trappm.learner.physics.power import (
     loads_of,
 )
 from trappm.learner.physics.step_time import SHARPNESS, StepTimePrior
-from trappm.prediction.cost import BestPowerLimit, Interval, Power
+from trappm.prediction.prediction import BestPowerLimit, Interval, Power
 from trappm.profiler.devices.catalogue import Card, card_of, spec_of
 from trappm.profiler.errors import InputError
 
@@ -228,7 +228,7 @@ def power_of_step(
     step_time_ms: Interval | None,
     limit_w: float | None,
 ) -> Power:
-    """Return power and energy of a step on a card; see `cost.power_of_step`.
+    """Return power and energy of a step on a card; see `answer.power_of_step`.
 
     Raises:
         InputError: The card has no such limit, or its power is unknown.
