@@ -10,20 +10,21 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import inspect
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, cast
 
 from trappm.learner.snapshots.manifest import MANIFEST
 from trappm.prediction.choice import Choice
 from trappm.prediction.cost import FILE as PRICES
 from trappm.prediction.models import size_kind, subject_of
 from trappm.prediction.prediction import Prediction
-from trappm.prediction.question import Question
+from trappm.prediction.question import Question, Settings
 from trappm.profiler.errors import InputError
 from trappm.profiler.extensions import extension_folders
 from trappm.profiler.files import made_whole
@@ -37,38 +38,47 @@ from trappm.profiler.models.known_names import is_file, refuse_unknown
 from trappm.profiler.records import Execution
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor, nn
 
     from trappm.prediction.models import Subject
-    from trappm.profiler.memory.simulation import TrainingLoop
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
+def with_settings(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Show `Settings` in the signature of a function that has them as `**settings`."""
+    own = inspect.signature(function)
+    parameters = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    for name, kind in Settings.__annotations__.items():
+        default = "train" if name == "phase" else None
+        parameters.append(
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=default,
+                annotation=kind.__forward_arg__,
+            )
+        )
+    function.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return function
+
+
+@with_settings
 @independent_of_caller
 def predict(
     model: str | Path | nn.Module,
     *,
     device: str | None = None,
-    batch_size: int | None = None,
     input_size: int | None = None,
     sequence_length: int | None = None,
-    phase: str = "train",
-    precision: str | None = None,
-    memory_format: str | None = None,
-    optimizer: str | type | torch.optim.Optimizer | TrainingLoop | None = None,
-    accumulation: int | None = None,
     execution: str | None = None,
-    snapshot: str | Path | None = None,
     example_input: Any = None,
     targets: Any = None,
     loss: Callable[..., Tensor] | None = None,
-    epochs: int | None = None,
-    samples: int | None = None,
-    carbon_g_per_kwh: float | None = None,
-    power_limit_w: float | None = None,
-    usd_per_hour: float | None = None,
     labels: bool = False,
     trace_seconds: float | None = None,
+    **settings: Unpack[Settings],
 ) -> Prediction:
     """Predict time, memory, power and energy of a step, and what fits.
 
@@ -128,19 +138,7 @@ def predict(
             "them to trappm.compare()"
         )
     question = Question(
-        batch_size=batch_size,
-        phase=phase,
-        precision=precision,
-        memory_format=memory_format,
-        optimizer=optimizer,
-        accumulation=accumulation,
-        execution=_execution_of(model) if execution is None else execution,
-        snapshot=snapshot,
-        epochs=epochs,
-        samples=samples,
-        carbon_g_per_kwh=carbon_g_per_kwh,
-        power_limit_w=power_limit_w,
-        usd_per_hour=usd_per_hour,
+        execution=_execution_of(model) if execution is None else execution, **settings
     )
     choice = Choice(question)
     keys = choice.device_keys(device, None)
@@ -168,28 +166,18 @@ def _execution_of(model: object) -> Execution:
     return Execution.COMPILE if is_compiled else Execution.EAGER
 
 
+@with_settings
 @independent_of_caller
 def compare(
     models: str | Path | nn.Module | Sequence[str | Path | nn.Module],
     devices: str | Sequence[str] | None = None,
     *,
-    batch_size: int | None = None,
     input_size: int | None = None,
     sequence_length: int | None = None,
-    phase: str = "train",
-    precision: str | None = None,
-    memory_format: str | None = None,
-    optimizer: str | type | torch.optim.Optimizer | TrainingLoop | None = None,
-    snapshot: str | Path | None = None,
     example_input: Any = None,
-    epochs: int | None = None,
-    samples: int | None = None,
-    carbon_g_per_kwh: float | None = None,
-    power_limit_w: float | None = None,
-    usd_per_hour: float | None = None,
-    accumulation: int | None = None,
     labels: bool = False,
     executions: Sequence[str] = (Execution.EAGER,),
+    **settings: Unpack[Settings],
 ) -> list[Prediction]:
     """Predict a step of several models, or on several devices.
 
@@ -219,26 +207,7 @@ def compare(
     for model in named:  # all names before the first model is traced
         if isinstance(model, str) and not is_file(model):
             refuse_unknown(model)
-    choices = [
-        Choice(
-            Question(
-                batch_size=batch_size,
-                phase=phase,
-                precision=precision,
-                memory_format=memory_format,
-                optimizer=optimizer,
-                accumulation=accumulation,
-                execution=execution,
-                snapshot=snapshot,
-                epochs=epochs,
-                samples=samples,
-                carbon_g_per_kwh=carbon_g_per_kwh,
-                power_limit_w=power_limit_w,
-                usd_per_hour=usd_per_hour,
-            )
-        )
-        for execution in executions
-    ]
+    choices = [Choice(Question(execution=how, **settings)) for how in executions]
     keys = choices[0].device_keys(None, "all" if devices is None else devices)
     both = len({size_kind(model) for model in named}) > 1  # then each takes the size of its kind
     subjects = []

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from trappm.prediction.cost import MOST_USD_PER_HOUR
 from trappm.prediction.models import check_size
@@ -38,47 +38,51 @@ MAX_CARBON_G_PER_KWH = 10_000
 MOST_LIMIT_W = 10_000
 
 
+class Settings(TypedDict, total=False):
+    """Settings of a question, which are arguments of `trappm.predict` and `trappm.compare`."""
+
+    batch_size: int | None
+    phase: str
+    precision: str | None
+    memory_format: str | None
+    optimizer: str | type | torch.optim.Optimizer | TrainingLoop | None
+    accumulation: int | None
+    snapshot: str | Path | None
+    epochs: int | None
+    samples: int | None
+    carbon_g_per_kwh: float | None
+    power_limit_w: float | None
+    usd_per_hour: float | None
+
+
 class Question:
     """What is asked about a step: settings, snapshot, the length of a run; all as given.
 
     `Choice` has what it leaves open.
     """
 
-    def __init__(
-        self,
-        *,
-        batch_size: int | None = None,
-        phase: str = Phase.TRAIN,
-        precision: str | None = None,
-        memory_format: str | None = None,
-        optimizer: str | type | torch.optim.Optimizer | TrainingLoop | None = None,
-        execution: str = Execution.EAGER,
-        snapshot: str | Path | None = None,
-        epochs: int | None = None,
-        samples: int | None = None,
-        carbon_g_per_kwh: float | None = None,
-        power_limit_w: float | None = None,
-        usd_per_hour: float | None = None,
-        accumulation: int | None = None,
-    ) -> None:
+    def __init__(self, *, execution: str = Execution.EAGER, **settings: Unpack[Settings]) -> None:
         """Check the settings, which are those of `trappm.predict`; raises InputError."""
-        check_size("batch size", batch_size)
-        self.batch_size = batch_size
-        self.phase = Phase(member("phase", Phase, phase))
+        for name in settings.keys() - Settings.__annotations__.keys():
+            raise TypeError(f"a question has no setting {name!r}")
+        self.batch_size = settings.get("batch_size")
+        check_size("batch size", self.batch_size)
+        self.phase = Phase(member("phase", Phase, settings.get("phase", Phase.TRAIN)))
         self.given: dict[str, Any] = {}
         """Settings that the question names."""
-        if precision is not None:
+        if (precision := settings.get("precision")) is not None:
             self.given["precision"] = member("precision", Precision, precision)
-        if memory_format is not None:
+        if (memory_format := settings.get("memory_format")) is not None:
             self.given["memory_format"] = member("memory_format", MemoryFormat, memory_format)
         self.execution = member("execution", Execution, execution)
-        loop = None
+        loop, optimizer = None, settings.get("optimizer")
         if optimizer is not None:
             loop = loop_of(optimizer)
             self.given["optimizer"] = loop.optimizer
         self.optimizer: Optimizer | None = self.given.get("optimizer")
         self.accumulation = 1 if loop is None else loop.accumulation_steps
         """Forward and backward passes per optimizer step."""
+        accumulation = settings.get("accumulation")
         if accumulation is not None:
             check_size("accumulation", accumulation)
             self.accumulation = accumulation
@@ -92,23 +96,23 @@ class Question:
             self.accumulation = 1
         self._loop = None if isinstance(optimizer, str) and self.accumulation == 1 else loop
         self._optimizer: Any = optimizer if hasattr(optimizer, "param_groups") else None
-        if snapshot is not None and not isinstance(snapshot, str | Path):
-            raise InputError(f"snapshot is {snapshot!r}; give an id, an alias or a folder")
+        self.snapshot = settings.get("snapshot")
+        if self.snapshot is not None and not isinstance(self.snapshot, str | Path):
+            raise InputError(f"snapshot is {self.snapshot!r}; give an id, an alias or a folder")
+        self.epochs, self.samples = settings.get("epochs"), settings.get("samples")
+        self.carbon_g_per_kwh = settings.get("carbon_g_per_kwh")
+        self.power_limit_w = settings.get("power_limit_w")
+        self.usd_per_hour = settings.get("usd_per_hour")
+        _check_amount("power limit", "watts", self.power_limit_w, MOST_LIMIT_W)
+        _check_amount("price", "USD per hour", self.usd_per_hour, MOST_USD_PER_HOUR)
+        _check_run(epochs=self.epochs, samples=self.samples, carbon_g_per_kwh=self.carbon_g_per_kwh)
+        plain = {name: value for name, value in settings.items() if name != "optimizer"}
         self.identity = (
-            batch_size, phase, precision, memory_format, self.optimizer, self._loop, str(snapshot),
-            epochs, samples, carbon_g_per_kwh, power_limit_w, usd_per_hour, str(self.execution),
-            self.accumulation, self._optimizer is not None,
+            sorted((name, str(value)) for name, value in plain.items() if value is not None),
+            str(self.execution), self.accumulation, self.optimizer, self._loop,
+            self._optimizer is not None,
         )  # fmt: skip
         """Equal for equal questions; by `repr`, too."""
-        _check_amount("power limit", "watts", power_limit_w, MOST_LIMIT_W)
-        _check_amount("price", "USD per hour", usd_per_hour, MOST_USD_PER_HOUR)
-        _check_run(epochs=epochs, samples=samples, carbon_g_per_kwh=carbon_g_per_kwh)
-        self.epochs = epochs
-        self.power_limit_w = power_limit_w
-        self.usd_per_hour = usd_per_hour
-        self.samples = samples
-        self.carbon_g_per_kwh = carbon_g_per_kwh
-        self.snapshot = snapshot
 
     def loop_for(
         self, subject: Subject, settings: StepSettings
