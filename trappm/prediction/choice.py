@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 class Choice:
-    """What answers a question: devices by their keys, snapshots, heads, and all settings."""
+    """Devices by their keys, snapshots, heads and settings that answer a question."""
 
     def __init__(self, question: Question, snapshots: Sequence[Snapshot] | None = None) -> None:
         """Set up the choice; nothing is read yet.

@@ -56,9 +56,9 @@ class Settings(TypedDict, total=False):
 
 
 class Question:
-    """What is asked about a step: settings, snapshot, the length of a run; all as given.
+    """Settings of a step, snapshot and length of a run, as they were asked.
 
-    `Choice` has what it leaves open.
+    `Choice` has what the question leaves open.
     """
 
     def __init__(self, *, execution: str = Execution.EAGER, **settings: Unpack[Settings]) -> None:
