@@ -1,15 +1,15 @@
 """A Ray cluster of several nodes on this machine, and campaigns on it that make their labels up.
 
-Ray, the pool of profilers, the machine and the store are the real ones; profilers answer at once,
-and learners learn nothing. Import it in programs of their own only, since Ray reads its environment
-when it is imported.
+Ray, the pool of profilers, the campaign and the store are the real ones; profiler and learner are
+those of `fakes`. Import it in programs of their own only, since Ray reads its environment when it
+is imported.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-import signal
 import sys
 import tempfile
 import threading
@@ -36,7 +36,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join([sys.path[0], str(TRAPPM)])
 
 import psutil  # noqa: E402
 import ray  # noqa: E402
-from campaign_crew import FakeLearner, Inline, made_up, owned, without_step  # noqa: E402
+from fakes import HOLD, FakeLearner, FakeProfiler, FakeTraces, Inline, owned  # noqa: E402
 from ray.cluster_utils import Cluster  # noqa: E402
 
 import trappm.cluster.actors.profiler_pool  # noqa: E402
@@ -46,14 +46,12 @@ import trappm.cluster.campaign.ownership  # noqa: E402
 import trappm.cluster.launch  # noqa: E402
 import trappm.store.owners  # noqa: E402
 from trappm.cluster.actors.learner import LearnerHandle  # noqa: E402
-from trappm.cluster.actors.profiler_pool import ProfilerPool, this_process  # noqa: E402
+from trappm.cluster.actors.profiler_pool import ProfilerPool  # noqa: E402
 from trappm.cluster.campaign.actor import CampaignActor  # noqa: E402
 from trappm.cluster.campaign.campaign import Campaign  # noqa: E402
 from trappm.cluster.campaign.progress import Follower  # noqa: E402
-from trappm.cluster.profiles import Traced  # noqa: E402
 from trappm.cluster.ray_runtime import ACCELERATOR_LABEL, NAMESPACE  # noqa: E402
 from trappm.cluster.spec import CampaignSpec  # noqa: E402
-from trappm.profiler.host.environment import Code, this_code  # noqa: E402
 from trappm.store import Home, Patience, Store  # noqa: E402
 
 A100, V100 = "simulated:a100", "simulated:v100"
@@ -61,100 +59,17 @@ NODES = [("A100", 2), ("A100", 1), ("V100", 1)]
 """Of most scenarios: labels, and how many GPUs each has."""
 
 
-HOLD = "hold"
-
-
 @contextlib.contextmanager
 def held():
     """No measurement comes to an end meanwhile."""
-    hold = Path(os.environ["TRAPPM_HOME"], HOLD)
-    hold.touch()
+    HOLD.touch()
     try:
         yield
     finally:
-        hold.unlink()
+        HOLD.unlink()
 
 
-def marked(what):
-    """Return whether this is said of the node that this runs on."""
-    host = ray.get_runtime_context().get_node_id()
-    return Path(os.environ["TRAPPM_HOME"], f"{host} {what}").exists()
-
-
-def is_to_break(host, device):
-    """Return whether this is the first node of the device that is to break."""
-    if os.environ.get("BREAKS_FIRST") != device:
-        return False
-    first = Path(os.environ["TRAPPM_HOME"], "first")
-    with contextlib.suppress(FileExistsError), first.open("x") as note:
-        note.write(host)
-    return first.read_text() == host
-
-
-def mark(node, what):
-    """Says something of a node."""
-    Path(os.environ["TRAPPM_HOME"], f"{node.node_id} {what}").touch()
-
-
-def other_code():
-    """Return code that is not this one's."""
-    return Code("0123456789abcdef", "0.2.9")
-
-
-class MadeUpProfiler:
-    """Measures nothing, and answers after `MEASURE_S` seconds."""
-
-    def __init__(self, device):
-        if marked("fails to start"):
-            raise ModuleNotFoundError("No module named 'timm'")
-        self._device = device
-
-    def stay(self):
-        threading.Event().wait()
-
-    def describe(self):
-        host = ray.get_runtime_context().get_node_id()
-        if Path(os.environ["TRAPPM_HOME"], host).exists() or is_to_break(host, self._device):
-            return {
-                "host": host, "code": this_code(),
-                "refusal": f"host {host}: its driver is out of order",
-            }  # fmt: skip
-        gpus = [str(gpu) for gpu in ray.get_gpu_ids()]
-        facts = {
-            "host": host, "gpus": gpus, "fingerprint": "stack", "process": this_process(),
-        }  # fmt: skip
-        if marked("has an earlier version"):  # which does not report its code
-            return facts
-        return facts | {"code": other_code() if marked("has another version") else this_code()}
-
-    def measure(self, configuration, protocol, attempt_key):
-        time.sleep(float(os.environ.get("MEASURE_S", "0")))
-        while Path(os.environ["TRAPPM_HOME"], HOLD).exists():
-            time.sleep(0.1)
-        host = ray.get_runtime_context().get_node_id()
-        return made_up(
-            configuration, self._device, protocol, attempt_key, host=f"{host} {os.getpid()}"
-        )
-
-
-class MadeUpLearner(FakeLearner):
-    """Learns nothing; is killed in its first choice if there is a path to note that at."""
-
-    def __init__(self, dies_once):
-        super().__init__()
-        self._dies_once = dies_once and Path(dies_once)
-
-    def progress(self):
-        return 0, 0
-
-    def choose(self, request):
-        if self._dies_once and not self._dies_once.exists():
-            self._dies_once.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().choose(request)
-
-
-class MadeUpCampaignActor(CampaignActor):
+class FakeCampaignActor(CampaignActor):
     """The campaign of the real actor, with workers and a learner that make everything up.
 
     With `NODES_ARE_MACHINES`, no node finds processes or files of another one.
@@ -169,42 +84,26 @@ class MadeUpCampaignActor(CampaignActor):
     def _workers(self):
         silent_s = float(os.environ.get("SILENT_S", "180"))
         trappm.cluster.actors.profiler_pool.SILENT_S = silent_s
-        devices = self.spec.devices.keys
-        return MadeUpPool(
-            devices,
-            may_grow=True,
-            tell=partial(self._note, "node"),
-            profiler=MadeUpProfiler,
-        )
+        tell = partial(self._note, "node")
+        return FakePool(self.spec.devices.keys, may_grow=True, tell=tell)
 
     def _learner(self):
-        return LearnerHandle(
-            tell=partial(self._note, "learner"),
-            labels=self.spec.total,
-            learner=MadeUpLearner,
-            dies_once=None,
-        )
+        return fake_learner(partial(self._note, "learner"))
 
 
-class MadeUpPool(ProfilerPool):
-    """The real pool, with such profilers."""
+def fake_learner(tell, **arguments):
+    """The handle of a learner actor that learns nothing."""
+    return LearnerHandle(tell=tell, labels=60, **{"learner": FakeLearner} | arguments)
+
+
+class FakePool(ProfilerPool):
+    """The real pool, with profilers that make their measurements up."""
+
+    def __init__(self, devices, **fields):
+        super().__init__(devices, profiler=FakeProfiler, **fields)
 
     def trace(self, keys):
-        return MadeUpTraces(keys)
-
-
-class MadeUpTraces:
-    """Traces of no model, all at once."""
-
-    def __init__(self, keys):
-        self._made = [Traced(key, without_step(key)) for key in keys]
-
-    def take(self, timeout_s):
-        made, self._made = self._made, []
-        return made
-
-    def cancel(self):
-        pass
+        return FakeTraces(keys)
 
 
 def spec(
@@ -288,11 +187,10 @@ def play(url, plan, faults=lambda recorded: None, learner=None):
     """
     patience = Patience(tell=lambda message: campaign.note("store", message))
     with Store.open(url, patience) as store:
-        record = store.campaigns.create(plan.name, plan.model_dump(mode="json"), plan.seed)
-        workers = MadeUpPool(
-            plan.devices.keys, may_grow=True, profiler=MadeUpProfiler,
-            tell=lambda message: campaign.note("node", message),
-        )  # fmt: skip
+        campaign_id = created(store, plan)
+        workers = FakePool(
+            plan.devices.keys, may_grow=True, tell=lambda message: campaign.note("node", message)
+        )
         recorded = []
         keep = Campaign._recorded
 
@@ -306,7 +204,7 @@ def play(url, plan, faults=lambda recorded: None, learner=None):
 
         Campaign._recorded = note
         campaign = Campaign(
-            store=owned(store, record.id), id=record.id, spec=plan, workers=workers,
+            store=owned(store, campaign_id), id=campaign_id, spec=plan, workers=workers,
             snapshots=Path("unused"), learner=learner or Inline(FakeLearner()),
         )  # fmt: skip
         if isinstance(learner, LearnerHandle):
@@ -315,7 +213,7 @@ def play(url, plan, faults=lambda recorded: None, learner=None):
         campaign.run()
         beside.result(timeout=60)
         Campaign._recorded = keep
-        return summary(store, record.id, plan) | {
+        return summary(store, campaign_id, plan) | {
             "workers": len({host for _, _, host in recorded}),
             "hosts": len({host.split()[0] for _, _, host in recorded}),
         }
@@ -353,15 +251,34 @@ def first_after(recorded, moment, device=None, besides=()):
     raise TimeoutError("nothing was recorded any more")
 
 
-def processes(name):
-    """Ids of the processes of Ray actors of this class."""
-    return [p.pid for p in psutil.process_iter(["cmdline"])
-            if name in " ".join(p.info["cmdline"] or [])]  # fmt: skip
+def campaign_process():
+    """The id of the process of the one campaign actor."""
+    (pid,) = [p.pid for p in psutil.process_iter(["cmdline"])
+              if "ray::FakeCampaignActor" in " ".join(p.info["cmdline"] or [])]  # fmt: skip
+    return pid
+
+
+def created(store, plan):
+    """The id of a new campaign."""
+    return store.campaigns.create(plan.name, plan.model_dump(mode="json"), plan.seed).id
+
+
+def launched(url, store, plan):
+    """The id of a new campaign that runs by itself."""
+    campaign_id = created(store, plan)
+    launch(url, campaign_id, plan)
+    return campaign_id
+
+
+def finished(store, campaign_id, plan):
+    """What the store tells of a campaign, once it has finished."""
+    wait_until(lambda: store.campaigns.state(campaign_id) == "finished")
+    return summary(store, campaign_id, plan)
 
 
 def launch(url, campaign_id, plan):
     """Has a campaign run by itself, launched by a shell that alone knows the URL."""
-    trappm.cluster.campaign.actor.CampaignActor = MadeUpCampaignActor
+    trappm.cluster.campaign.actor.CampaignActor = FakeCampaignActor
     os.environ["TRAPPM_DATABASE"] = url
     home = Home(Path(os.environ["TRAPPM_HOME"]))
     with Store.open(url) as store:
@@ -385,11 +302,24 @@ def attempts(store, campaign_id):
     return sum(sum(counts.values()) for counts in by_device)
 
 
+def wait_for_attempts(store, campaign_id, count):
+    wait_until(lambda: attempts(store, campaign_id) >= count)
+
+
 def wait_until(condition):
     deadline = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def main(scenarios):
+    """Run the scenario that the command line names, with its arguments; print its report."""
+    name, *arguments = sys.argv[1:]
+    report = {f.__name__: f for f in scenarios}[name](*arguments)
+    sys.stdout.write(json.dumps(report) + "\n")
+    sys.stdout.flush()
+    os._exit(0)  # whatever is still frozen
 
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not find it
