@@ -48,8 +48,8 @@ def database_away(_url):
     """A PostgreSQL server of its own stops at once, and comes back after AWAY_S seconds."""
     with postgresql() as (server, url):
 
-        def faults(recorded):
-            wait_for(recorded, 20)
+        def faults(measured):
+            wait_for(measured, 20)
             server._stop()
             time.sleep(20)
             server.ensure_postgres_running()

@@ -120,12 +120,12 @@ def nodes_that_trace_replaced(url):
 def node_comes_late(url):
     with emulated([("A100", 1), ("V100", 1)]) as made:
 
-        def faults(recorded):
-            wait_for(recorded, 12, A100)
-            there = {host.split()[0] for _, _, host in list(recorded)}
+        def faults(measured):
+            wait_for(measured, 12, A100)
+            there = {host.split()[0] for _, _, host in list(measured)}
             moment = time.monotonic()
             add(made, "A100", 1)
-            first_after(recorded, moment, besides=there)
+            first_after(measured, moment, besides=there)
 
         return play(url, spec(600), faults)
 
@@ -244,8 +244,8 @@ def learner_of_another_version(url):
 def node_lost(url):
     with emulated([*NODES, ("V100", 1)]) as made:
 
-        def faults(recorded):
-            wait_for(recorded, 10)
+        def faults(measured):
+            wait_for(measured, 10)
             made.remove_node(made.measuring[2], allow_graceful=False)
             made.remove_node(made.measuring[1], allow_graceful=False)
 
@@ -256,9 +256,9 @@ def worker_frozen(url):
     trappm.cluster.actors.profiler_pool.SILENT_S = 30.0 - QUICK.timeout_s
     with emulated(NODES):
 
-        def faults(recorded):
-            wait_for(recorded, 10, V100)
-            (node,) = {host for _, d, host in recorded if d == V100}
+        def faults(measured):
+            wait_for(measured, 10, V100)
+            (node,) = {host for _, d, host in measured if d == V100}
             os.kill(int(node.split()[1]), signal.SIGSTOP)
 
         return play(url, spec(100), faults)

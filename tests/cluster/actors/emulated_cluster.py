@@ -38,6 +38,7 @@ import psutil  # noqa: E402
 import ray  # noqa: E402
 from fakes import HOLD, FakeLearner, FakeProfiler, FakeTraces, Inline, owned  # noqa: E402
 from ray.cluster_utils import Cluster  # noqa: E402
+from tenacity import Retrying, stop_after_attempt  # noqa: E402
 
 import trappm.cluster.actors.profiler_pool  # noqa: E402
 import trappm.cluster.campaign.actor  # noqa: E402
@@ -101,6 +102,16 @@ class FakePool(ProfilerPool):
 
     def __init__(self, devices, **fields):
         super().__init__(devices, profiler=FakeProfiler, **fields)
+        self.measured = []
+        """Measurements as they come: when, device, and host with process."""
+
+    def collect(self):
+        finished = super().collect()
+        for entry in finished:
+            if entry.measurement is not None:
+                host = entry.measurement.environment["host"]
+                self.measured.append((time.monotonic(), entry.worker.device, host))
+        return finished
 
     def trace(self, keys):
         return FakeTraces(keys)
@@ -132,10 +143,11 @@ def emulated(nodes, head_cores=2):
         os.environ["RAY_TMPDIR"] = folder  # where it notes its address, which others would join
         Path(folder, "ray").mkdir()
         shared = {"object_store_memory": 80 << 20, "memory": 1 << 30, "include_dashboard": False}
-        made = head({
+        of_head = {
             **shared, "num_cpus": head_cores, "memory": 4 << 30, "no_monitor": True,
             "temp_dir": folder,
-        })  # fmt: skip
+        }  # fmt: skip
+        made = patiently(lambda: Cluster(initialize_head=True, head_node_args=of_head))
         made.shared = shared
         try:
             ray.init(address=made.address, namespace=NAMESPACE, logging_level="ERROR",
@@ -147,43 +159,31 @@ def emulated(nodes, head_cores=2):
             made.shutdown()
 
 
-def head(arguments, tries=4):
-    """A cluster of a head alone; tried again where the machine is very busy, as `add` does."""
-    try:
-        return Cluster(initialize_head=True, head_node_args=arguments)
-    except Exception:  # Ray has no class of its own for it
-        if tries == 1:
-            raise
-        return head(arguments, tries - 1)
+def patiently(start):
+    """Start a node; on a busy machine it may not be up in the half minute that Ray gives it."""
+    return Retrying(stop=stop_after_attempt(4), reraise=True)(start)
 
 
-def in_main_thread():
-    return threading.current_thread() is threading.main_thread()
-
-
-def add(made, label, gpus, tries=4):
-    """A node; on a machine that is very busy it may not be up in the half minute that Ray gives."""
+def add(made, label, gpus):
+    """A node that joins the cluster."""
     # Ray sets a handler of signals, which it may only from the main thread; faults have their own.
+    in_main_thread = threading.current_thread() is threading.main_thread()
     silent = mock.patch("ray._private.utils.set_sigterm_handler")
-    try:
-        with contextlib.nullcontext() if in_main_thread() else silent:
-            return made.add_node(
-                num_cpus=1, num_gpus=gpus, wait=False,
-                labels={ACCELERATOR_LABEL: label} if label else {}, **made.shared,
-            )  # fmt: skip
-    except Exception:  # Ray has no class of its own for it
-        if tries == 1:
-            raise
-        return add(made, label, gpus, tries - 1)
+    with contextlib.nullcontext() if in_main_thread else silent:
+        return patiently(lambda: made.add_node(
+            num_cpus=1, num_gpus=gpus, wait=False,
+            labels={ACCELERATOR_LABEL: label} if label else {}, **made.shared,
+        ))  # fmt: skip
 
 
-def play(url, plan, faults=lambda recorded: None, learner=None):
-    """Runs a campaign on the cluster that is up; faults happen in a thread beside it.
+def play(url, plan, faults=lambda measured: None, learner=None):
+    """Run a campaign on the cluster that is up.
 
     Args:
-        faults: called with the attempts that are recorded, as they come: when, device, and host
-            with process.
-        learner: makes one that tells what happens to it by this callable.
+        url: URL of its label store.
+        plan: Its campaign file.
+        faults: Called in a thread of its own with `FakePool.measured`.
+        learner: Its learner; None: one in this process.
     """
     patience = Patience(tell=lambda message: campaign.note("store", message))
     with Store.open(url, patience) as store:
@@ -191,31 +191,18 @@ def play(url, plan, faults=lambda recorded: None, learner=None):
         workers = FakePool(
             plan.devices.keys, may_grow=True, tell=lambda message: campaign.note("node", message)
         )
-        recorded = []
-        keep = Campaign._recorded
-
-        def note(self, finished):
-            kept = keep(self, finished)
-            for result in finished:
-                if result.measurement is not None and "host" in result.measurement.environment:
-                    host = result.measurement.environment["host"]
-                    recorded.append((time.monotonic(), result.worker.device, host))
-            return kept
-
-        Campaign._recorded = note
         campaign = Campaign(
             store=owned(store, campaign_id), id=campaign_id, spec=plan, workers=workers,
             snapshots=Path("unused"), learner=learner or Inline(FakeLearner()),
         )  # fmt: skip
         if isinstance(learner, LearnerHandle):
             learner.tell = lambda message: campaign.note("learner", message)
-        beside = ThreadPoolExecutor(1).submit(faults, recorded)
+        beside = ThreadPoolExecutor(1).submit(faults, workers.measured)
         campaign.run()
         beside.result(timeout=60)
-        Campaign._recorded = keep
         return summary(store, campaign_id, plan) | {
-            "workers": len({host for _, _, host in recorded}),
-            "hosts": len({host.split()[0] for _, _, host in recorded}),
+            "workers": len({host for _, _, host in workers.measured}),
+            "hosts": len({host.split()[0] for _, _, host in workers.measured}),
         }
 
 
@@ -232,23 +219,16 @@ def summary(store, campaign_id, plan):
     }
 
 
-def wait_for(recorded, count, device=None):
-    """Waits until this number of attempts (on this device) are recorded."""
-    deadline = time.monotonic() + 240
-    while sum(device in {None, d} for _, d, _ in list(recorded)) < count:
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{count} attempts are not there: {len(recorded)}")
-        time.sleep(0.02)
+def wait_for(measured, count, device=None):
+    """Wait until this number of attempts (on this device) are measured."""
+    wait_until(lambda: sum(device in {None, d} for _, d, _ in list(measured)) >= count)
 
 
-def first_after(recorded, moment, device=None, besides=()):
+def first_after(measured, moment, besides):
     """Wait for the first attempt after a moment that is not on these hosts."""
-    for _ in range(6000):
-        for at, d, host in list(recorded):
-            if at > moment and device in {None, d} and host.split()[0] not in besides:
-                return
-        time.sleep(0.02)
-    raise TimeoutError("nothing was recorded any more")
+    wait_until(lambda: any(
+        at > moment and host.split()[0] not in besides for at, _, host in list(measured)
+    ))  # fmt: skip
 
 
 def campaign_process():
@@ -310,7 +290,7 @@ def wait_until(condition):
     deadline = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < deadline
-        time.sleep(0.05)
+        time.sleep(0.02)
 
 
 def main(scenarios):
