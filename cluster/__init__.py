@@ -1,6 +1,7 @@
 """Labelling campaigns on Ray: what is measured where, learned and chosen.
 
-`launch` starts campaigns, `campaign` has the loop, `scheduler` the state machine that decides what
-happens next, `learning` the learner, `profiles` traced steps of a pool, and `actors` the Ray
-actors, which `ray_runtime` starts.
+To read from top to bottom: `launch` starts a campaign, `campaign.actor` is its process,
+`campaign.campaign` its loop, and `campaign.next_job` the rule that says what comes next.
+`actors.profiler_pool` measures, `actors.learner` learns (`learning.campaign_learner`), `profiles`
+traces the steps of the pool, and `ray_runtime` starts Ray and places actors on nodes.
 """

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from trappm.cluster.profiles import Traced, steps_of
+from trappm.cluster.profiles import Traced, TraceTasks, steps_of
 from trappm.cluster.ray_runtime import ray_runtime
 from trappm.cluster.yaml_file import load
 from trappm.profiler.models.pool import PoolGroup, PoolSpec, build_pool
@@ -65,8 +65,6 @@ def make_traces(
     if not keys:
         return
     with ray_runtime(address):
-        from trappm.cluster.profiles import TraceTasks
-
         for traced in TraceTasks(keys, at_once=processes if address is None else None):
             traced.keep(cache)
             yield traced

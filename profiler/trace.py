@@ -30,6 +30,7 @@ from trappm.profiler.traced_step import (
     TraceSource,
 )
 from trappm.profiler.tracing.fusion import prefers_channels_last
+from trappm.profiler.tracing.known_values import Read
 from trappm.profiler.tracing.losses import Loss, default_loss
 from trappm.profiler.tracing.tracer import Tracer
 
@@ -98,12 +99,16 @@ class _Step:
     loss: Loss
     with_origins: bool
 
-    def at(
+    def at(self, settings: TraceSettings, batch_sizes: tuple[int, int]) -> Trace:
+        return self._tracer(settings, batch_sizes).trace()
+
+    def _tracer(
         self,
         settings: TraceSettings,
         batch_sizes: tuple[int, int],
         original: nn.Module | None = None,
-    ) -> Trace:
+        reads: Sequence[Read] = (),
+    ) -> Tracer:
         module = on_meta(self.model, self.input_size, settings.memory_format, settings.precision)
         return Tracer(
             module,
@@ -114,8 +119,9 @@ class _Step:
             loss=self.loss,
             with_origins=self.with_origins,
             original=original,
+            reads=reads,
             is_named=isinstance(self.model, str),
-        ).trace()
+        )
 
     def fused(self, layouts: Sequence[TraceSettings], batch_sizes: tuple[int, int]) -> KernelTable:
         """Return the kernels under `torch.compile`, in the first of the layouts that runs.
@@ -156,6 +162,8 @@ class _Step:
             return at_all
         if at_all is not None and at_one.allocations is None:
             return at_all
+        if at_one.batch_size is None:
+            return at_one
         return replace(at_one, only_because=at_one.only_because or _why_alone(why))
 
     def _alone(self, settings: TraceSettings, batch_size: int) -> Trace:
@@ -167,8 +175,23 @@ class _Step:
         except UnsupportedModelError:
             if not isinstance(self.inputs, ExampleInputs):
                 raise
-        original = cast(nn.Module, self.model)
-        return replace(self.at(settings, sizes, original), only_because=BY_VALUES)
+        return self._by_values(settings, batch_size)
+
+    def _by_values(self, settings: TraceSettings, batch_size: int) -> Trace:
+        """Return the step as it runs on the values of the example.
+
+        If it only looks at values, such as whether a loss is finite, those of the example are
+        taken at all batch sizes.
+        """
+        run = self._tracer(settings, (batch_size, batch_size), cast(nn.Module, self.model))
+        at_one = replace(run.trace(), only_because=BY_VALUES)
+        if not run.reads:
+            return at_one
+        try:
+            at_all = self._tracer(settings, TRACED_BATCH_SIZES, reads=run.reads).trace()
+        except TrappmError:
+            return at_one
+        return at_one if at_all.allocations is None else at_all
 
     def _named(self, error: TrappmError) -> TrappmError:
         """Return the error with the model's name, if the reason is the model."""

@@ -50,7 +50,7 @@ from trappm.store.schema import (
     LabelRow,
     MeasurementRow,
 )
-from trappm.store.transactions import Repository, reading, writing
+from trappm.store.transactions import Repository, call_of, reading, writing
 
 SERIES_END = 50
 """Number of readings at either end of a canary's series that a reference and a decision need."""
@@ -362,9 +362,9 @@ def _insert(session: Session, attempts: Sequence[_Attempt]) -> dict[str, int]:
     query = query.execution_options(preserve_rowcount=True)
     if session.connection().execute(query, rows).rowcount != len(rows):
         raise StoreAwayError("another process was just recording the same attempts")
-    new = _measurement_ids(session, fresh)
+    new, at = _measurement_ids(session, fresh), call_of(session).at
     labels = [
-        attempt.label_key | result | {"measurement_id": new[key]}
+        attempt.label_key | result | {"measurement_id": new[key], "created_at": at}
         for key, attempt in fresh.items()
         if (result := _label_values(attempt.measurement)) is not None
     ]
@@ -404,7 +404,7 @@ def makes_label(measurement: Measurement) -> bool:
 
 
 def _label_values(measurement: Measurement) -> dict[str, Any] | None:
-    """Return the columns of the label that a measurement makes, or None if it makes none."""
+    """Return the results in the label that a measurement makes, or None if it makes none."""
     bound = None
     if measurement.outcome is Outcome.OOM:
         bound = measurement.memory_detail_mib.get("capacity")
@@ -416,7 +416,6 @@ def _label_values(measurement: Measurement) -> dict[str, Any] | None:
         "outcome": measurement.outcome,
         "provenance": measurement.provenance,
         "memory_above_mib": bound,
-        "created_at": utc_now(),
         **{name: getattr(measurement, name) if is_ok else None for name in metrics},
     }
 

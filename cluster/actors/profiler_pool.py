@@ -34,7 +34,7 @@ from trappm.cluster.ray_runtime import (
     placement,
 )
 from trappm.profiler.errors import DeviceError, one_line
-from trappm.profiler.host.environment import code_refusal, this_code
+from trappm.profiler.host.environment import code_refusal, stack_fingerprint, this_code
 from trappm.profiler.records import Configuration, Measurement, is_cpu_device
 from trappm.profiler.records import Protocol as MeasuringProtocol
 from trappm.profiler.traced_step import TraceKey
@@ -84,7 +84,6 @@ class ProfilerActor:
         The `refusal` is the reason if it cannot measure here.
         """
         from trappm.profiler.devices import open_device
-        from trappm.profiler.host.environment import stack_fingerprint, this_code
 
         facts = {
             "code": this_code(),

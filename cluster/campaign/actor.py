@@ -48,9 +48,8 @@ class CampaignActor:
 
     def __post_init__(self) -> None:
         self._home = Home(self.home)
-        self._campaign: Campaign | None = None
-        self._told: deque[tuple[str, str]] = deque()
-        """Kinds and messages from before the campaign began."""
+        self._notes: deque[tuple[str, str]] = deque()
+        """Kinds and messages, which the campaign records as events once it has begun."""
         self._is_restarted = ray.get_runtime_context().was_current_actor_reconstructed
         self._ended: Future[None] = Future()
         threading.Thread(target=self._live, name="campaign", daemon=True).start()
@@ -82,17 +81,16 @@ class CampaignActor:
             is_elsewhere = self._is_restarted and not folder.is_dir()
             folder.mkdir(parents=True, exist_ok=True)
             workers, learner = self._workers(), self._learner()
-            self._campaign = Campaign(
+            campaign = Campaign(
                 store=store,
                 id=self.campaign_id,
                 spec=self.spec,
                 workers=workers,
                 learner=learner,
                 snapshots=self._home.snapshots,
+                notes=self._notes,
                 metric=CampaignMetrics(self.campaign_id),
             )
-            for kind, message in self._told:
-                self._campaign.note(kind, message)
             if is_elsewhere:
                 where = (
                     "the encoder is made again, and its snapshot will be in that host's folder "
@@ -100,12 +98,12 @@ class CampaignActor:
                 )
                 if self.spec.registry is not None:
                     where = f"encoder and snapshot are those of {self.spec.registry}"
-                self._campaign.note(
+                self._note(
                     "resumed",
                     f"its node is gone, and it continues on host {platform.node()}: {where}",
                 )
             try:
-                self._campaign.run()
+                campaign.run()
             except CampaignStopped:
                 return
             finally:
@@ -135,8 +133,4 @@ class CampaignActor:
         )
 
     def _note(self, kind: str, message: str) -> None:
-        """Record an event, once the campaign has begun."""
-        if self._campaign is not None:
-            self._campaign.note(kind, message)
-        else:
-            self._told.append((kind, message))
+        self._notes.append((kind, message))

@@ -21,7 +21,7 @@ import threading
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,6 +43,7 @@ from trappm.cluster.campaign.next_job import (
     stop_that_holds,
     waiting,
 )
+from trappm.cluster.campaign.ownership import runs
 from trappm.cluster.campaign.planner import PURPOSES, Planner, first_steps, pool_of
 from trappm.cluster.campaign.progress import round_line, seconds_to_go
 from trappm.cluster.campaign.sharing import Need, most_workers
@@ -65,7 +66,6 @@ from trappm.store import (
 )
 from trappm.store.campaigns import ENOUGH
 from trappm.store.measurements import Wanted, failed_attempt, makes_label, recordable
-from trappm.store.owners import SILENT_S
 from trappm.store.records import Activity, Role, Standing, is_final
 
 if TYPE_CHECKING:
@@ -105,6 +105,8 @@ class Campaign:
     learner: LearnerHandle
     snapshots: Path
     """Folder of this host's snapshots, which is the registry if the campaign file names none."""
+    notes: deque[tuple[str, str]] = field(default_factory=deque)
+    """Kinds and messages of events that are not recorded yet."""
     metric: Callable[[str, str, float], None] = lambda name, device, value: None
     """Called with the name of a figure, a device and a value (`actors.metrics`)."""
     clock: Callable[[], float] = time.monotonic
@@ -131,7 +133,6 @@ class Campaign:
         self._left_out: Sequence[LeftOut] = ()
         self._snapshot: str | None = None
         self._is_over = False
-        self._notes: deque[tuple[str, str]] = deque()
         self._told = self.activity
         self._stop = threading.Event()
         self._others: defaultdict[str, list[Need]] = defaultdict(list)
@@ -146,7 +147,7 @@ class Campaign:
 
     def note(self, kind: str, message: str) -> None:
         """Record a message as an event, within a second; from any thread."""
-        self._notes.append((kind, message))
+        self.notes.append((kind, message))
 
     def run(self) -> str | None:
         """Run to the end.
@@ -208,7 +209,7 @@ class Campaign:
             self._stop_by(stop)
             return
         if self._job is None:
-            job = next_job(standing, self._course, self._knows, Counter(self._able_devices()))
+            job = next_job(standing, self._course, self._knows, self._able_counts())
             self._job = None if job is None else self._start_job(job)
             if job is None:
                 self._knows = replace(self._knows, may_choose=False)
@@ -218,7 +219,8 @@ class Campaign:
         begun = self._hand_out(standing)
         if not (begun or self._job or self.workers.running()):
             self._require_work(standing)
-        self._wait(JOB_POLL_S if self._job else LOOK_S)
+        self._finished += self.workers.wait(JOB_POLL_S if self._job else LOOK_S)
+        self._record()
 
     def _look(self) -> Standing:
         """Return the campaign's standing, read after the last change or within `LOOK_S`.
@@ -264,8 +266,7 @@ class Campaign:
             self._rivals_at = now + RIVALS_S
             self._others = defaultdict(list)
             for campaign, part in self.store.campaigns.work():
-                is_alive = campaign.owner is not None and campaign.owner.silent_s < SILENT_S
-                if campaign.id != self.id and is_alive:
+                if campaign.id != self.id and runs(campaign):
                     most = self._max_workers(CampaignBudget.of(campaign), part.device)
                     need = Need(part.waiting, part.leased, most)
                     self._others[part.device].append(need)
@@ -287,12 +288,13 @@ class Campaign:
                 self._adopt_labels(worker.device, worker.fingerprint)
         self._workers = known | there
 
-    def _able_devices(self) -> list[str]:
-        """Return the devices of the workers that may measure."""
-        return [worker.device for worker in self._able()]
-
     def _able(self) -> list[Worker]:
-        return [w for w in self._workers.values() if not self._checks.is_stopped(w)]
+        """Return the workers that may measure."""
+        return [w for w in self._workers.values() if self._checks.why_stopped(w) is None]
+
+    def _able_counts(self) -> Counter[str]:
+        """Return the number of workers that may measure, by device."""
+        return Counter(worker.device for worker in self._able())
 
     def _hand_out(self, standing: Standing) -> int:
         """Lease assignments to idle workers and start them; return how many began.
@@ -368,14 +370,14 @@ class Campaign:
             CanaryStopError: The checks of a device stopped its last worker.
             CampaignError: No worker is left for a device, and none will come.
         """
-        able = set(self._able_devices())
+        able = self._able_counts()
         counts = waiting(standing, self._course, self._knows)
         without = {device for device in counts if device not in able}
         if not counts and self._learner_error is not None:
             raise self._learner_error
         lost = sorted(without - set(self.workers.awaited()))
         here = [w for w in self._workers.values() if w.device in lost]
-        stopped_here = [f"{w.device}: {self._checks.stopped[w]}" for w in here]
+        stopped_here = [f"{w.device}: {self._checks.why_stopped(w)}" for w in here]
         if stopped_here:
             raise CanaryStopError(
                 f"no worker is left for {'; '.join(stopped_here)}; see what became of its host "
@@ -391,11 +393,6 @@ class Campaign:
             self._tell(f"waiting for a node with {', '.join(sorted(without))}", total=0)
 
     # Measurements: recorded as they come back.
-
-    def _wait(self, timeout_s: float) -> None:
-        """Wait for measurements and record those that have come back."""
-        self._finished += self.workers.wait(timeout_s)
-        self._record()
 
     def _record(self) -> None:
         """Record what has come back in one transaction, and take back what was lost."""
@@ -724,10 +721,10 @@ class Campaign:
 
     def _report_activity(self) -> None:
         """Write the notes and what the campaign does into the store."""
-        while self._notes:
-            kind, message = self._notes[0]
+        while self.notes:
+            kind, message = self.notes[0]
             self.store.campaigns.log_event(self.id, kind, {"message": message})
-            self._notes.popleft()
+            self.notes.popleft()
         if self.activity != self._told:
             self.store.owners.report(self.id, self.activity)
             self._told = self.activity
@@ -743,9 +740,7 @@ class Campaign:
             f"measuring, round {number} of {1 + self.spec.rounds.count}",
             done=min(standing.ended, self.spec.total),
             total=self.spec.total,
-            eta_s=seconds_to_go(
-                self.spec, standing, self._knows.training_s, Counter(self._able_devices())
-            ),
+            eta_s=seconds_to_go(self.spec, standing, self._knows.training_s, self._able_counts()),
             current=(*shown, *more),
         )
 

@@ -43,17 +43,18 @@ class HostChecks:
     """Monotonic seconds."""
 
     def __post_init__(self) -> None:
-        self.stopped: dict[Worker, str] = {}
-        """Why workers were set aside. They keep their GPUs, which no other worker gets then."""
-        self._stopped_until: dict[Worker, float] = {}
+        self._stopped: dict[Worker, tuple[str, float]] = {}
+        """Why workers were set aside, and until when. They keep their GPUs, so that no other worker
+        gets them."""
         self._watches: dict[Worker, CanaryWatch] = {}
         self._canary_losses: Counter[Worker] = Counter()
         self._failures: Counter[Worker] = Counter()
         """Successive failures of workers without a canary."""
 
-    def is_stopped(self, worker: Worker) -> bool:
-        """Return whether a worker is set aside."""
-        return self.clock() < self._stopped_until.get(worker, -math.inf)
+    def why_stopped(self, worker: Worker) -> str | None:
+        """Return why a worker is set aside; None if it may measure."""
+        why, until = self._stopped.get(worker, (None, -math.inf))
+        return why if self.clock() < until else None
 
     def is_due(self, worker: Worker) -> bool:
         """Return whether this worker's canary is due before an assignment."""
@@ -122,8 +123,7 @@ class HostChecks:
         return f"{worker.device}  canary  {loss}"
 
     def _stop(self, worker: Worker, why: str) -> None:
-        self.stopped[worker] = why
-        self._stopped_until[worker] = self.clock() + SET_ASIDE_S
+        self._stopped[worker] = why, self.clock() + SET_ASIDE_S
         self._failures.pop(worker, None)
         self._watches.pop(worker, None)
         message = f"{worker.device}: {worker.name} is set aside for an hour: {why}"

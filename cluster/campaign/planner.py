@@ -232,12 +232,11 @@ class Planner:
         Eager configurations are drawn, and come with their compiled ones as in `chosen`.
         Configurations that surely do not fit into its memory are taken only if others run out.
         """
-        runs = possible_runs(device)
-        candidates = [c for c, held_out in self.pool if held_out and _is_eager(c)]
+        candidates = self._eager(device, is_held_out=True)
         key = [self._spec.seed, 1, self._spec.devices.keys.index(device)]
         order = np.random.default_rng(key).permutation(len(candidates))
         count = self._all_or(count)
-        drawn = [c for i in order if _run(c := candidates[i]) in runs]
+        drawn = [candidates[i] for i in order]
         capacity_mib = None if is_cpu_device(device) else self._capacity_mib(device)
         if capacity_mib is not None and rank_key(device).ranks == 1:
             fits, exceeds = list[Configuration](), list[Configuration]()
@@ -258,34 +257,24 @@ class Planner:
 
         Configurations that failed as unstable may be chosen again, others that failed may not.
         """
+        trainable = dict.fromkeys(c.id for c in self._eager(device, is_held_out=False))
         assigned = {
-            a.configuration.id: a
+            a.configuration.id: a.state
             for a in self._store.assignments.of_campaign(self._id, device=device)
-            if _is_eager(a.configuration)
+            if a.configuration.id in trainable
         }
         unsteady = {
             a.configuration.id: a.attempts
             for a, outcome in self._store.assignments.failed(self._id)
-            if (a.device, a.role, outcome) == (device, Role.TRAIN, Outcome.UNSTABLE)
-            and a.configuration.id in assigned
+            if (a.device, outcome) == (device, Outcome.UNSTABLE) and a.configuration.id in trainable
         }
-        runs = possible_runs(device)
-        candidates = [
-            c.id
-            for c, is_held_out in self.pool
-            if not is_held_out
-            and (c.id not in assigned or c.id in unsteady)
-            and _is_eager(c)
-            and _run(c) in runs
-        ]
+        candidates = [name for name in trainable if name not in assigned or name in unsteady]
         return ChoiceRequest(
             device=device,
             count=min(self._all_or(count), len(candidates)),
             candidates=candidates,
             known=sorted(
-                name
-                for name, a in assigned.items()
-                if a.role == Role.TRAIN and a.state is not AssignmentState.FAILED
+                name for name, state in assigned.items() if state is not AssignmentState.FAILED
             ),
             unsteady=unsteady,
             capacity_mib=self._capacity_mib(device),
@@ -301,6 +290,14 @@ class Planner:
         by_id = {c.id: c for c, _ in self.pool}
         ranked = [(by_id[c.configuration_id], dict(c.reason)) for c in choices]
         return self._planned(device, Role.TRAIN, ranked, self._all_or(count))
+
+    def _eager(self, device: str, *, is_held_out: bool) -> list[Configuration]:
+        """Return what can be drawn or chosen for a device: compiled steps follow eager ones."""
+        runs = possible_runs(device)
+        return [
+            c for c, held_out in self.pool
+            if held_out == is_held_out and _is_eager(c) and _run(c) in runs
+        ]  # fmt: skip
 
     def _all_or(self, count: int) -> int:
         """Return the size of a part of a round: all there is, or the number of the budget."""

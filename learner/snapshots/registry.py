@@ -45,6 +45,9 @@ from trappm.profiler.errors import (
     one_line,
 )
 
+EXTRAS = {"s3": "s3", "gs": "gcs", "gcs": "gcs"}
+"""Extras of the package that have the library of a protocol."""
+
 ALIASES = "aliases"
 LATEST = "latest"
 _PART = ".part-"
@@ -76,8 +79,10 @@ class Registry:
             try:
                 self._fs, root = fsspec.url_to_fs(str(location))
             except ImportError as error:  # fsspec says which library, such as s3fs
+                extra = EXTRAS.get(self.location.partition("://")[0])
+                way = "with pip" if extra is None else f"pip install 'trappm[{extra}]'"
                 raise MissingLibraryError(
-                    f"the registry {self.location} needs a library: {one_line(error)} (with pip)"
+                    f"the registry {self.location} needs a library: {one_line(error)} ({way})"
                 ) from None
         self._root = root.rstrip("/")
 

@@ -24,9 +24,10 @@ from trappm.profiler.records import Graph
 
 _NUMBERS = frozenset((
     torch.ops.aten.item.default, torch.ops.aten.is_nonzero.default,
-    torch.ops.aten._local_scalar_dense.default,
+    torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default,
+    torch.ops.aten.allclose.default,
 ))  # fmt: skip
-"""Operators that return the number in a tensor of one element."""
+"""Operators that return a number or a truth value."""
 _DRAWS = {
     overload
     for packet in (torch.ops.aten.bernoulli, torch.ops.aten.bernoulli_)
@@ -35,6 +36,8 @@ _DRAWS = {
 """Operators that draw which samples are dropped, as in stochastic depth."""
 _PACKED = {getattr(torch.ops.aten, name).data for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")}
 """Recurrent layers of packed sequences; the rules are of padded ones."""
+_ONE_NODE = {*_PACKED, torch.ops.aten.ctc_loss.Tensor, torch.ops.aten.ctc_loss.IntList}
+"""Operators without a rule whose parts are not operators of PyTorch."""
 
 
 class GraphLog:
@@ -109,14 +112,14 @@ class GraphLog:
         if self._refusal is not None or not any(self._value(t).depends for t in tensors):
             return _folded
         depends = _needs_values(func, args)
-        if depends and func in _NUMBERS and self._is_known(args[0]):
+        if depends and func in _NUMBERS and all(map(self._is_known, tensors)):
             return _folded
         if depends and not self._by_values:
             self._refusal = UnsupportedModelError(
                 f"its forward pass depends on values of tensors ({func})"
             )
             return _folded
-        if depends or func in _PACKED:
+        if depends or func in _ONE_NODE:
             return _own_rule(func)
         name = func._schema.name.removeprefix("aten::")
         if not self._types_are_fixed and name in _CASTS and _is_real(args[0]):

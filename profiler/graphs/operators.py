@@ -573,6 +573,18 @@ def _spread(size: int | Sequence[int], axes: int) -> list[int]:
 
 
 def lstm(call: Call) -> list[Value]:
+    return _recurrent(call, "LSTM", 4)
+
+
+def gru(call: Call) -> list[Value]:
+    return _recurrent(call, "GRU", 3, linear_before_reset=1)
+
+
+def rnn(call: Call) -> list[Value]:
+    return _recurrent(call, "RNN", 1, activations=[b"Tanh"] * (2 if call["bidirectional"] else 1))
+
+
+def _recurrent(call: Call, operator: str, gates: int, **attributes: Any) -> list[Value]:
     """Return a node for each layer with both directions; time comes first in ONNX."""
     x, weights = call.input, call.sequence("params")
     directions = 2 if call["bidirectional"] else 1
@@ -580,23 +592,25 @@ def lstm(call: Call) -> list[Value]:
     if call["batch_first"]:
         x = transpose_of(call, x, (x.shape[1], x.shape[0], x.shape[2]), [1, 0, 2])
     steps, batch, _ = x.shape
-    last: list[list[Value]] = [[], []]
+    last: list[list[Value]] = [[] for _ in call.shapes[1:]]
     for layer in range(call["num_layers"]):
         own = weights[layer * directions * each : (layer + 1) * directions * each]
-        width = own[0].shape[0] // 4
+        width = own[0].shape[0] // gates
         packed = [
             Value((directions, *own[i].shape), weights=_weights(own[i::each])) for i in (0, 1)
         ]
-        packed += [Value((directions, 8 * width), weights=_weights(own))] if each > 2 else []
+        packed += (
+            [Value((directions, 2 * gates * width), weights=_weights(own))] if each > 2 else []
+        )
         state = (directions, batch, width)
         y, *ends = call.builder.emit(
-            "LSTM",
+            operator,
             [x, *packed],
             (steps, directions, batch, width),
-            state,
-            state,
+            *(state for _ in last),
             direction="bidirectional" if directions == 2 else "forward",
             hidden_size=width,
+            **attributes,
         )
         for kept, end in zip(last, ends, strict=True):
             kept.append(end)

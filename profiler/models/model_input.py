@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from copy import copy
 from dataclasses import dataclass, fields, is_dataclass, replace
 from threading import Lock
+from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any, Self
 
 from trappm.profiler.errors import InputError, UnsupportedModelError, one_line
@@ -274,46 +275,90 @@ _REGISTERING = Lock()
 def register_containers(value: object) -> bool:
     """Let `tree_map` find the tensors in records and mappings; return whether there is a graph.
 
-    Records are dataclasses and graphs of PyTorch Geometric, whose nodes and edges have no batch.
+    Records are dataclasses, objects of other classes with tensors among their attributes, and
+    graphs of PyTorch Geometric, whose nodes and edges have no batch.
 
     Raises:
         InputError: A graph has several kinds of nodes.
     """
-    from torch.utils._pytree import SUPPORTED_NODES, register_pytree_node
+    return _register(value, set())
+
+
+def _register(value: object, seen: set[int]) -> bool:
+    """Register the containers in a value, except those seen before."""
+    import torch
+    from torch.utils._pytree import SUPPORTED_NODES, register_pytree_node, tree_leaves
 
     kind = type(value)
-    if isinstance(value, list | tuple) and kind in SUPPORTED_NODES:
-        return sum(map(register_containers, value)) > 0
-    graph = _is_graph(kind)
-    if graph:
-        parts: Callable[[Any], dict[str, Any]] = lambda record: record.to_dict()  # noqa: E731
-    elif is_dataclass(value) and not isinstance(value, type):
-        parts = _fields_of
-    elif isinstance(value, Mapping):
-        parts = dict
-    else:
+    if isinstance(value, torch.Tensor | torch.nn.Module | type | ModuleType):
         return False
+    if id(value) in seen:
+        return False
+    seen.add(id(value))
+    if isinstance(value, list | tuple) and kind in SUPPORTED_NODES:
+        return sum([_register(part, seen) for part in value]) > 0
+    graph = _is_graph(kind)
+    parts, changed = _container(kind, graph)
+    values = list(parts(value).values())
+    graphs = sum([_register(part, seen) for part in values])
+    is_record = parts is _attributes_of
+    if is_record and not any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(values)):
+        return graphs > 0
 
-    def flatten(record: Any) -> tuple[list[Any], Any]:
-        return list(parts(record).values()), record
+    def flatten(container: Any) -> tuple[list[Any], Any]:
+        return list(parts(container).values()), container
 
-    def unflatten(values: Iterable[Any], record: Any) -> Any:
-        changed = copy(record)
-        for name, part in zip(parts(record), values, strict=True):
-            if graph or isinstance(record, Mapping):
-                changed[name] = part
-            else:
-                object.__setattr__(changed, name, part)  # which may be frozen
-        return changed
+    def unflatten(values: Iterable[Any], container: Any) -> Any:
+        return changed(container, dict(zip(parts(container), values, strict=True)))
 
     with _REGISTERING:
         if kind not in SUPPORTED_NODES:
             register_pytree_node(kind, flatten, unflatten)
-    return sum(map(register_containers, parts(value).values())) > 0 or graph
+    return graphs > 0 or graph
 
 
-def _fields_of(record: Any) -> dict[str, Any]:
+_Parts = dict[str, Any]
+
+
+def _container(
+    kind: type, is_graph: bool
+) -> tuple[Callable[[Any], _Parts], Callable[[Any, _Parts], Any]]:
+    """Return how the parts of a container of this class are read, and how others are set."""
+    if is_graph:
+        return lambda graph: graph.to_dict(), _with_items
+    if is_dataclass(kind):
+        return _fields_of, _with_attributes
+    if issubclass(kind, MutableMapping):
+        return dict, _with_items
+    if kind is MappingProxyType:
+        return dict, lambda _, parts: MappingProxyType(parts)
+    return _attributes_of, _with_attributes
+
+
+def _fields_of(record: Any) -> _Parts:
     return {field.name: getattr(record, field.name) for field in fields(record)}
+
+
+def _attributes_of(record: Any) -> _Parts:
+    """Return the attributes of an object, those in slots too."""
+    slots = [vars(base).get("__slots__", ()) for base in type(record).__mro__]
+    names = [name for own in slots for name in ((own,) if isinstance(own, str) else own)]
+    own = [name for name in names if not name.startswith("__") and hasattr(record, name)]
+    return {name: getattr(record, name) for name in own} | getattr(record, "__dict__", {})
+
+
+def _with_items(mapping: Any, parts: _Parts) -> Any:
+    changed = copy(mapping)
+    for name, part in parts.items():
+        changed[name] = part
+    return changed
+
+
+def _with_attributes(record: Any, parts: _Parts) -> Any:
+    changed = copy(record)
+    for name, part in parts.items():
+        object.__setattr__(changed, name, part)  # which may be frozen
+    return changed
 
 
 def _is_graph(kind: type) -> bool:

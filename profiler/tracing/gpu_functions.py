@@ -148,6 +148,8 @@ _CONSTRUCTORS = frozenset(_device_constructors())
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 _FROM_DATA = (torch.tensor, torch.as_tensor, Tensor.new_tensor)
 """Constructors that read no data for the meta device."""
+_READING = (Tensor.numpy, Tensor.__array__, Tensor.tolist, Tensor.__format__)
+"""Functions that copy a tensor to the CPU."""
 
 
 @cache
@@ -241,7 +243,7 @@ class GpuFunctions(TorchFunctionMode):
             kwargs = {**kwargs, "device": _on_meta(device)}
         elif func in _CONSTRUCTORS:
             kwargs = {**kwargs, "device": "meta"}
-        if func in (Tensor.numpy, Tensor.__array__) and args[0].is_meta:
+        if func in _READING and args[0].is_meta:
             args = args[0].cpu(), *args[1:]
         name = getattr(func, "__name__", "")
         args, kwargs = self._autocast.arguments(name, args, kwargs)

@@ -27,7 +27,10 @@ from trappm.profiler.tracing.time_limit import check_time
 USUAL = {"isnan": False, "isinf": False, "isneginf": False, "isposinf": False, "isfinite": True}
 """Results of functions that look for unusual numbers, for each element of a usual tensor."""
 NO_UNUSUAL = "The step looks for infinite numbers and NaN; it is taken to find none."
+AS_IN_THE_EXAMPLE = "The step looks at values; at all batch sizes they are those of the example."
 ALL_BOXES = "Non-maximum suppression is taken to keep all boxes."
+Number = bool | int | float
+Read = Number | Tensor | None
 _UNIFORM = frozenset(("any", "all", "amax", "amin"))
 """Operators that are not element by element, but return the value of a uniform tensor."""
 _COUNTS = frozenset(("sum", "count_nonzero"))
@@ -42,10 +45,15 @@ class KnownValues:
 
     Args:
         everything: Compute all tensors, not only small ones of whole numbers.
+        reads: Values that Python read from tensors when all were computed, in this order. They
+            answer where values are unknown, but for whole numbers, which may grow with the batch.
     """
 
-    def __init__(self, everything: bool = False) -> None:
+    def __init__(self, everything: bool = False, reads: Sequence[Read] = ()) -> None:
         self.everything = everything
+        self._recorded = reads
+        self.reads: list[Read] = []
+        """Values that Python has read from tensors so far; None if they were unknown."""
         self._storages = WeakIdKeyDictionary()
         """Storages with values by storages on the meta device."""
         self._uniform = WeakIdKeyDictionary()
@@ -67,20 +75,62 @@ class KnownValues:
         """Return the values on the CPU, or None if they are unknown."""
         return self._view(tensor) if tensor.untyped_storage() in self._storages else None
 
-    def number(self, tensor: Tensor) -> bool | int | float | None:
+    def read(self, tensor: Tensor) -> Number | None:
         """Return the value of a tensor with one element, or None if it is unknown."""
         values = self.get(tensor)
-        if values is not None:
-            return values.item()
-        usual: bool | None = self._uniform.get(tensor.untyped_storage())  # type: ignore[no-untyped-call]
-        if usual is not None:
+        if values is None and tensor.untyped_storage() in self._uniform:
             self.assumed.add(NO_UNUSUAL)
-        return usual
+            return self._read(self._uniform[tensor.untyped_storage()])
+        number = self._read(None if values is None else values.item())
+        return None if isinstance(number, Tensor) else cast("Number | None", number)
+
+    def compare(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool | None:
+        """Return what an operator that returns a truth value does; None if it is unknown."""
+        with _disable_current_modes():
+            result: bool | None = self.results(func, args, kwargs)
+        return cast("bool | None", self._read(result))
+
+    def copy_to_host(
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Tensor | None:
+        """Return what a copy to the CPU returns, or None if it is unknown."""
+        if not (self.everything or self._recorded):
+            return None
+        with _disable_current_modes():
+            known: Tensor | None = self.results(func, args, kwargs)
+            values, shape = self._read(None if known is None else known.clone()), args[0].shape
+            if known is not None or not isinstance(values, Tensor):
+                return known
+            if values.shape[1:] != shape[1:]:
+                return None
+            if values.shape != shape:  # the example's samples are repeated
+                values = values[torch.arange(shape[0]) % len(values)]
+            return values.clone()
+
+    def _read(self, values: Read) -> Any:
+        """Note values that are read; unknown ones are those of the example, if there are any."""
+        if values is None:
+            values = self._next()
+            if values is not None:
+                self.assumed.add(AS_IN_THE_EXAMPLE)
+        self.reads.append(values)
+        return values
 
     def has_number(self, tensor: Tensor) -> bool:
-        """Return whether `number` returns one."""
+        """Return whether the number in a tensor is known, as that of one on the CPU is."""
+        if not tensor.is_meta:
+            return True
         storage = tensor.untyped_storage()
-        return storage in self._storages or storage in self._uniform
+        is_known = storage in self._storages or storage in self._uniform
+        return is_known or self._next() is not None
+
+    def _next(self) -> Read:
+        """Return what was read in this place when all tensors were computed."""
+        place = len(self.reads)
+        values = self._recorded[place] if place < len(self._recorded) else None
+        if isinstance(values, Tensor):
+            return None if is_whole(values) and values.dtype != torch.bool else values
+        return values if isinstance(values, (bool, float)) else None
 
     def assume(self, function: str, tensor: object, result: object) -> None:
         """Assume the usual result of a function in `USUAL` for a tensor of unknown values."""

@@ -36,6 +36,8 @@ from trappm.profiler.tracing.tensors import channels_last, in_backward, tensors_
 _ATEN = torch.ops.aten
 _FACTORS = {**FACTORS, "convolution": ("input", "weight")}
 """Factors of products and convolutions."""
+_COMPARISONS = (_ATEN.equal.default, _ATEN.allclose.default)
+"""Operators that return a truth value."""
 
 
 class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -166,13 +168,12 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._kernels.accumulated(args[0], args[1])
             self._values.forget(args[0])
             return args[0]
+        if (read := self._read(func, args, kwargs)) is not None:
+            return read
         if self._values.everything and self._is_of_cpu(func, args, kwargs):
             return self._values.results(func, args, kwargs)
         if is_composite(func):
             return self._composite(func, args, kwargs)
-        if func is _ATEN._local_scalar_dense.default:
-            number = self._values.number(args[0])
-            return func(*args) if number is None else number
         self._allocations.operator = self._inside or func
         if func.is_view:
             output = func(*args, **kwargs)
@@ -200,6 +201,16 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._note_results(func, args, kwargs, output)
         self._kernels.operator(func, call, output)
         return output
+
+    def _read(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Return what an operator copies from the GPU to the CPU, or None if it is unknown."""
+        if func is _ATEN._local_scalar_dense.default and args[0].is_meta:
+            return self._values.read(args[0])
+        if func in _COMPARISONS:
+            return self._values.compare(func, args, kwargs)
+        if func is _ATEN._to_copy.default and _to_host(args[0], kwargs):
+            return self._values.copy_to_host(func, args, kwargs)
+        return None
 
     def _check(self, func: Any, call: Mapping[str, Any]) -> None:
         """Raise InputError for arguments that a GPU refuses and the meta device does not."""
@@ -231,13 +242,10 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
 
     def _is_of_cpu(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """Return whether an operator runs on the CPU: a copy to there, or of such copies only."""
-        device = kwargs.get("device")
-        if func is _ATEN._to_copy.default and device is not None:
-            known = args[0].is_meta and self._values.get(args[0]) is not None
-            return device.type == "cpu" and known
+        """Return whether an operator is of tensors on the CPU only."""
         tensors = tensors_of((*args, *kwargs.values()))
-        return bool(tensors) and device is None and not any(t.is_meta for t in tensors)
+        has_device = kwargs.get("device") is not None
+        return bool(tensors) and not has_device and not any(t.is_meta for t in tensors)
 
     def _places(self, indices: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Return indices with the places of masks, which a GPU computes first."""
@@ -342,6 +350,12 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return images
         with self:
             return images.contiguous(memory_format=layout)
+
+
+def _to_host(tensor: Tensor, kwargs: Mapping[str, Any]) -> bool:
+    """Return whether a tensor of the GPU is copied to the CPU."""
+    device = kwargs.get("device")
+    return tensor.is_meta and device is not None and device.type == "cpu"
 
 
 def _layout(images: Tensor, weight: Tensor) -> torch.memory_format:

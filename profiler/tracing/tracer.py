@@ -56,13 +56,15 @@ from trappm.profiler.tracing.fusion import FusedKernelLog
 from trappm.profiler.tracing.gpu.traced_gpu import TRACED_GPU
 from trappm.profiler.tracing.gpu_functions import GpuFunctions
 from trappm.profiler.tracing.kernel_log import KernelLog, kernel_table
-from trappm.profiler.tracing.known_values import KnownValues, set_inputs, set_weights
+from trappm.profiler.tracing.known_values import KnownValues, Read, set_inputs, set_weights
 from trappm.profiler.tracing.losses import Loss, default_loss
 from trappm.profiler.tracing.origins import OriginLog, line_of_error
 from trappm.profiler.tracing.step_recorder import StepRecorder
 
 _NO_GRAD = ("does not require grad", "nference tensor")
 """Parts of PyTorch's messages about a gradient within inference mode."""
+_NO_HOOKS = "saved tensor hooks"
+"""Part of PyTorch's message about `torch.func` within hooks."""
 CHECKED_BATCH_SIZE = 3
 """Third batch size, where sizes do not seem to be affine."""
 OTHER_BATCH_SIZE = 131
@@ -100,6 +102,7 @@ class Tracer:
         with_origins: Whether to find the origin of each tensor, which takes longer.
         original: The module that `model` is a copy of, to run the step on its values and on those
             of the inputs, on the CPU; there must be one batch size only.
+        reads: Values that Python read from tensors when the step ran on its values.
         is_named: Whether the model is a library's, of which two batch sizes tell enough.
     """
 
@@ -114,6 +117,7 @@ class Tracer:
         loss: Loss = default_loss,
         with_origins: bool = False,
         original: nn.Module | None = None,
+        reads: Sequence[Read] = (),
         is_named: bool = False,
     ) -> None:
         self._model, self._inputs = model, inputs
@@ -122,6 +126,8 @@ class Tracer:
         self._loss = loss
         self._origin_log = OriginLog() if with_origins else None
         self._original = original
+        self.reads = reads
+        """Values that Python reads from tensors, in order."""
         self._is_named = is_named
         self._graphs: dict[int, Graph | str] = {}
         """Graph of the forward pass by batch size, or why there is none."""
@@ -129,6 +135,9 @@ class Tracer:
         """Mode of an inference step; of one that computes a gradient, as of an energy, others."""
         self._infers_with_labels = False
         """True if inference needs what only training should, such as labels."""
+        self._notes_saved = True
+        """False if the model differentiates by `torch.func`, which forbids to note what autograd
+        saves."""
         self._assumed: set[str] = set()
         """Remarks on values that the step looked at and the example does not have."""
 
@@ -185,7 +194,7 @@ class Tracer:
                 fused_attention=self._settings.fused_attention,
                 batch_size=self._batch_sizes[0] if self._single else None,
             ),
-            saved_bytes=saved if self._phase is Phase.TRAIN else None,
+            saved_bytes=saved if self._phase is Phase.TRAIN and self._notes_saved else None,
             refusal=why,
             source=TraceSource.TRACED if self._original is None else TraceSource.RUN,
             remark=" ".join(sorted(self._assumed)) or None,
@@ -272,14 +281,17 @@ class Tracer:
     def _record(self, batch_size: int) -> _Recorded:
         """Record the step; one of inference as the model allows it, which the tracer remembers."""
         inputs = self._inputs.in_phase(self._phase)
-        if self._phase is Phase.TRAIN:
-            return self._record_run(inputs, batch_size)
         while True:
             try:
                 if self._infers_with_labels:
                     inputs = self._inputs
                 return self._record_run(inputs, batch_size)
             except UnsupportedModelError as error:
+                if self._phase is Phase.TRAIN:
+                    if not self._notes_saved or _NO_HOOKS not in str(error):
+                        raise
+                    self._notes_saved = False
+                    continue
                 wants_gradient = any(word in str(error) for word in _NO_GRAD)
                 if wants_gradient and self._infers_in is not torch.enable_grad:
                     again = self._infers_in is torch.inference_mode
@@ -301,7 +313,7 @@ class Tracer:
         allocations = AllocationLog((*model.parameters(), *model.buffers()), self._origin_log)
         is_compiled = settings.execution is Execution.COMPILE
         kernels = FusedKernelLog(allocations) if is_compiled else KernelLog()
-        values = KnownValues(everything=original is not None)
+        values = KnownValues(original is not None, self.reads)
         set_inputs(values, tensors, inputs, batch_size)
         if original is not None:
             set_weights(values, model, original)
@@ -332,6 +344,8 @@ class Tracer:
                 raise TrappmError(reason) from error
             raise _refusal(self._phase, error, recorder.failed) from error
         finally:
+            if values.everything:
+                self.reads = values.reads
             self._assumed |= values.assumed
             allocations.closed = True
             for parameter in model.parameters():
@@ -373,7 +387,7 @@ class Tracer:
         keeping = torch.autograd.graph.saved_tensors_hooks(
             lambda tensor: (keep(tensor), tensor._version), _unchanged
         )
-        with keeping if training else contextlib.nullcontext():
+        with keeping if training and self._notes_saved else contextlib.nullcontext():
             output = self._model(*args, **{k: v for k, v in kwargs.items() if k != TARGETS})
         recorder.end_model()
         try:

@@ -17,15 +17,16 @@ import ray
 from emulated_cluster import (
     NODES,
     attempts,
+    campaign_process,
     emulated,
+    finished,
     held,
     launch,
+    launched,
     play,
-    processes,
     spec,
-    summary,
     wait_for,
-    wait_until,
+    wait_for_attempts,
 )
 
 from trappm.cluster.ray_runtime import CAMPAIGN_ACTOR
@@ -47,8 +48,8 @@ def database_away(_url):
     """A PostgreSQL server of its own stops at once, and comes back after AWAY_S seconds."""
     with postgresql() as (server, url):
 
-        def faults(recorded):
-            wait_for(recorded, 20)
+        def faults(measured):
+            wait_for(measured, 20)
             server._stop()
             time.sleep(20)
             server.ensure_postgres_running()
@@ -61,17 +62,14 @@ def restarted_during_an_outage(_url):
     """The campaign's process is killed while the database is away, which comes back later."""
     plan = spec(100)
     with postgresql() as (server, url), emulated(NODES), Store.open(url) as store:
-        record = store.campaigns.create(plan.name, plan.model_dump(mode="json"), plan.seed)
-        launch(url, record.id, plan)
-        wait_until(lambda: attempts(store, record.id) >= 20)
+        campaign_id = launched(url, store, plan)
+        wait_for_attempts(store, campaign_id, 20)
         with held():
             server._stop()
-            (pid,) = processes("ray::MadeUpCampaignActor")
-            os.kill(pid, signal.SIGKILL)
+            os.kill(campaign_process(), signal.SIGKILL)
             time.sleep(25)
             server.ensure_postgres_running()
-        wait_until(lambda: store.campaigns.state(record.id) == "finished")
-        return summary(store, record.id, plan)
+        return finished(store, campaign_id, plan)
 
 
 def two_hosts(_url):
@@ -82,32 +80,29 @@ def two_hosts(_url):
     """
     plan = spec(150)
     with postgresql() as (_, url), emulated(NODES), Store.open(url) as store:
-        record = store.campaigns.create(plan.name, plan.model_dump(mode="json"), plan.seed)
-        launch(url, record.id, plan)
-        wait_until(lambda: attempts(store, record.id) >= 20)
+        campaign_id = launched(url, store, plan)
+        wait_for_attempts(store, campaign_id, 20)
         with held():
             status = second_host(url, "campaign", "status")
-            resumed = second_host(url, "campaign", "resume", record.id)
-            (pid,) = processes("ray::MadeUpCampaignActor")
-            os.kill(pid, signal.SIGSTOP)
-        with second_host_runs(url, record.id) as second:
-            frozen = attempts(store, record.id)
+            resumed = second_host(url, "campaign", "resume", campaign_id)
+            os.kill(pid := campaign_process(), signal.SIGSTOP)
+        with second_host_runs(url, campaign_id) as second:
+            frozen = attempts(store, campaign_id)
             os.kill(pid, signal.SIGCONT)
-            actor = ray.get_actor(f"{CAMPAIGN_ACTOR}{record.id}")
+            actor = ray.get_actor(f"{CAMPAIGN_ACTOR}{campaign_id}")
             try:
                 ended = str(ray.get(actor.ended.remote()))
             except ray.exceptions.RayTaskError as error:
                 ended = str(error.cause)
             woken = {
-                "ended": ended, "recorded": attempts(store, record.id) - frozen,
-                "state": str(store.campaigns.state(record.id)),
-                "kinds": [e.kind for e in store.campaigns.events(record.id)],
+                "ended": ended, "recorded": attempts(store, campaign_id) - frozen,
+                "state": str(store.campaigns.state(campaign_id)),
+                "kinds": [e.kind for e in store.campaigns.events(campaign_id)],
             }  # fmt: skip
             second.stdin.close()
             second.wait()
-        launch(url, record.id, plan)
-        wait_until(lambda: store.campaigns.state(record.id) == "finished")
-        return summary(store, record.id, plan) | {
+        launch(url, campaign_id, plan)
+        return finished(store, campaign_id, plan) | {
             "status": status, "resumed": resumed, "woken": woken,
         }  # fmt: skip
 

@@ -21,11 +21,10 @@ import numpy as np
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
 
-from campaign_crew import FakeLearner, FakeTraces, made_up, owned, without_step  # noqa: E402
+from fakes import FakeLearner, FakeProfiler, FakeWorkers, Inline, owned  # noqa: E402
 
 from trappm.cluster.campaign.campaign import Campaign  # noqa: E402
 from trappm.cluster.messages import Finished, Worker  # noqa: E402
-from trappm.cluster.profiles import Traced  # noqa: E402
 from trappm.cluster.spec import CampaignSpec  # noqa: E402
 from trappm.store import Store  # noqa: E402
 
@@ -33,44 +32,28 @@ DURATION_S = {"a100": 6.0, "v100": 10.0}
 GPUS = {"a100": 16, "v100": 8}
 
 
-class TimedWorkers:
+class TimedWorkers(FakeWorkers):
     """Workers whose measurements take a while, and that note when each was at work."""
 
     traces_elsewhere = True
-    duplicates = {}  # noqa: RUF012
-    cancelled = 0
 
     def __init__(self, scale):
-        self.scale, self.traced = scale, []
+        super().__init__()
+        self.scale = scale
         self._draw = np.random.default_rng(1)
         self._running = {}
-        self.busy_s, self.work = 0.0, []
+        self.work = []
         self._workers = [
             Worker(f"{device}-{i}", device, f"{device} node {i // 8}", "stack")
             for device, count in GPUS.items()
             for i in range(count)
         ]
 
-    def trace(self, keys):
-        return FakeTraces(self, keys)
-
-    def may_trace(self):
-        return True
-
-    def trace_of(self, key):
-        return Traced(key, without_step(key))
-
     def joined(self):
         return self._workers
 
-    def awaited(self):
-        return []
-
     def room(self, device):
         return GPUS[device]
-
-    def want(self, wanted, at_most):
-        pass
 
     def running(self):
         return [(worker, task) for worker, task, _, _ in self._running.values()]
@@ -94,34 +77,11 @@ class TimedWorkers:
             if end <= now:
                 del self._running[name]
                 self.work.append((worker.device, task.round_number, began, end))
-                measured = made_up(
-                    task.configuration, worker.device, self._protocol, task.attempt_key
+                measured = FakeProfiler(worker.device, worker.host).measure(
+                    task.configuration, self._protocol, task.attempt_key
                 )
                 finished.append(Finished(worker, task, measured))
         return finished
-
-
-class TimedLearner(FakeLearner):
-    """Learns nothing, and takes its time for a training."""
-
-    def __init__(self, training_s):
-        super().__init__()
-        self._training_s, self._ready_at = training_s, None
-
-    def begin(self, method, *arguments):
-        seconds = {"fit": self._training_s, "set_pool": self._training_s}.get(method, 0.0)
-        self._ready_at = time.monotonic() + seconds
-        self._work = lambda: getattr(self, method)(*arguments)
-
-    def progress(self):
-        return 0, 0
-
-    def wait(self, timeout_s):
-        time.sleep(min(max(self._ready_at - time.monotonic(), 0.0), timeout_s))
-        if time.monotonic() < self._ready_at:
-            return False
-        self.result = self._work()
-        return True
 
 
 def spec(size):
@@ -146,11 +106,13 @@ def main():
     parser.add_argument("--size", type=int, default=1)
     given = parser.parse_args()
     plan, workers = spec(given.size), TimedWorkers(given.scale)
+    training_s = given.training_s / given.scale
     with tempfile.TemporaryDirectory() as folder, Store.open(f"sqlite:///{folder}/l.db") as store:
         record = store.campaigns.create(plan.name, plan.model_dump(mode="json"), plan.seed)
         campaign = Campaign(
             store=owned(store, record.id), id=record.id, spec=plan, workers=workers,
-            learner=TimedLearner(given.training_s / given.scale), snapshots=Path("unused"),
+            learner=Inline(FakeLearner(), dict.fromkeys(["set_pool", "fit"], training_s)),
+            snapshots=Path("unused"),
         )  # fmt: skip
         began, cpu_s = time.monotonic(), time.process_time()
         campaign.run()

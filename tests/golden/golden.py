@@ -26,7 +26,7 @@ LABELS = ROOT / "examples/data/h100/sweeps/first.jsonl.xz"
 
 def campaign_events() -> list[dict[str, Any]]:
     """Return the events, rounds and measurements of a rehearsed campaign, without ids and times."""
-    from campaign_crew import FakeWorkers, campaign
+    from fakes import FakeWorkers, campaign
 
     from trappm.store import Store
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.append(sys.argv[1])
 
-import campaign_crew
+import fakes
 
 from trappm.cluster.campaign.campaign import Campaign
 from trappm.cluster.learning.campaign_learner import CampaignLearner
@@ -23,13 +23,6 @@ from trappm.learner.paper.presets import LAPTOP, PRESETS
 from trappm.store import Home, Store
 
 ARCHITECTURES = ["test_convnext", "test_efficientnet", "test_resnet", "test_vit", "test_vit2"]
-
-
-class Workers(campaign_crew.FakeWorkers):
-    """Makes up measurements only."""
-
-    def trace_of(self, key):
-        return trace_of(key)
 
 
 class Learner(CampaignLearner):
@@ -61,14 +54,14 @@ def main():
     home = Home.open()
     with Store.open(home.database_url) as store:
         record = store.campaigns.create("laptop", laptop, laptop["seed"])
-        spec = campaign_crew.CampaignSpec.of(record)
+        spec = fakes.CampaignSpec.of(record)
         learner = Learner(
             preset=spec.learner, strategy=spec.strategy, source=spec.devices.source,
             seed=spec.seed, cache=home.campaigns / record.id,
         )  # fmt: skip
         Campaign(
-            store=campaign_crew.owned(store, record.id), id=record.id, spec=spec,
-            workers=Workers(), learner=campaign_crew.Inline(learner),
+            store=fakes.owned(store, record.id), id=record.id, spec=spec,
+            workers=fakes.FakeWorkers(trace_of=trace_of), learner=fakes.Inline(learner),
             snapshots=home.snapshots,
         ).run()  # fmt: skip
         report = {

@@ -170,14 +170,18 @@ def contents(url):
 
 
 @contextmanager
-def lost_reply(store):
-    """Let the next commit succeed, and lose the connection before its reply arrives."""
+def lost_reply(store, *, is_committed=True):
+    """Let the next commit succeed, and lose the connection before its reply arrives.
+
+    If it is not committed, the connection is lost before the commit.
+    """
     dialect = store.database.engine.dialect
     do_commit = dialect.do_commit
     lost = []
 
     def commit(connection):
-        do_commit(connection)
+        if lost or is_committed:
+            do_commit(connection)
         if lost:
             return
         lost.append(connection)

@@ -8,10 +8,8 @@ It prints what came of the campaign as one line of JSON.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -24,24 +22,26 @@ from emulated_cluster import (
     A100,
     NODES,
     V100,
-    MadeUpLearner,
-    MadeUpPool,
+    FakePool,
     add,
     attempts,
+    campaign_process,
+    created,
     emulated,
+    fake_learner,
     family,
+    finished,
     first_after,
     launch,
-    mark,
-    marked,
-    other_code,
+    launched,
+    main,
     play,
-    processes,
     spec,
-    summary,
     wait_for,
+    wait_for_attempts,
     wait_until,
-)  # fmt: skip
+)
+from fakes import OTHER_CODE, FakeLearner, is_marked, mark
 from ownership_scenarios import (
     database_away,
     postgresql,
@@ -52,7 +52,6 @@ from ownership_scenarios import (
 import trappm.cluster.actors.profiler_pool
 from trappm.cluster import profiles, ray_runtime
 from trappm.cluster.actors import learner as learner_actor
-from trappm.cluster.actors.learner import LearnerHandle
 from trappm.cluster.campaign.ownership import runs
 from trappm.cluster.launch import order_stop
 from trappm.profiler.errors import CampaignError
@@ -121,12 +120,12 @@ def nodes_that_trace_replaced(url):
 def node_comes_late(url):
     with emulated([("A100", 1), ("V100", 1)]) as made:
 
-        def faults(recorded):
-            wait_for(recorded, 12, A100)
-            there = {host.split()[0] for _, _, host in list(recorded)}
+        def faults(measured):
+            wait_for(measured, 12, A100)
+            there = {host.split()[0] for _, _, host in list(measured)}
             moment = time.monotonic()
             add(made, "A100", 1)
-            first_after(recorded, moment, besides=there)
+            first_after(measured, moment, besides=there)
 
         return play(url, spec(600), faults)
 
@@ -158,14 +157,14 @@ def autoscaled_with_a_broken_node(url):
 def node_out_of_order(url):
     """One of the nodes cannot measure."""
     with emulated(NODES) as made:
-        Path(os.environ["TRAPPM_HOME"], made.measuring[1].node_id).touch()
+        mark(made.measuring[1].node_id, "is out of order")
         return play(url, spec(60))
 
 
 def node_of_another_version(url):
     with emulated([*NODES, ("A100", 1)]) as made:
-        mark(made.measuring[1], "has another version")
-        mark(made.measuring[3], "has an earlier version")
+        mark(made.measuring[1].node_id, "has another version")
+        mark(made.measuring[3].node_id, "has an earlier version")
         return play(url, spec(60))
 
 
@@ -176,8 +175,8 @@ def traced_by_the_same_version(url):
         return entry_to_bytes(Refusal(ray.get_runtime_context().get_node_id())), True
 
     def with_same_code(code, task, key):
-        if marked("has another version"):
-            profiles.this_code = other_code
+        if is_marked(ray.get_runtime_context().get_node_id(), "has another version"):
+            profiles.this_code = lambda: OTHER_CODE
         return profiles._with_same_code(code, task, key)
 
     keys, error = [TraceKey("test_resnet", size) for size in range(12)], None
@@ -186,9 +185,9 @@ def traced_by_the_same_version(url):
         mock.patch.dict(vars(profiles), _trace_to_bytes=where, _with_same_code=with_same_code),
     ):
         good, other = add(made, None, 0), add(made, None, 0)
-        mark(other, "has another version")
+        mark(other.node_id, "has another version")
         traced = list(profiles.TraceTasks(keys))
-        mark(good, "has another version")
+        mark(good.node_id, "has another version")
         try:
             list(profiles.TraceTasks(keys))
         except CampaignError as refused:
@@ -200,7 +199,7 @@ def traced_by_the_same_version(url):
 def learner_on_a_gpu(url):
     """A learner has a GPU of the V100 node, is killed there, and is placed there again."""
 
-    class Learner(MadeUpLearner):
+    class Learner(FakeLearner):
         def where(self):
             context = ray.get_runtime_context()
             return context.get_node_id(), ray.get_gpu_ids(), os.getpid()
@@ -212,9 +211,7 @@ def learner_on_a_gpu(url):
 
     messages = []
     with emulated(NODES) as made:
-        learner = LearnerHandle(
-            tell=messages.append, labels=60, device="v100", learner=Learner, dies_once=None
-        )
+        learner = fake_learner(messages.append, device="v100", learner=Learner)
         node, gpus, pid = asked(learner)
         os.kill(pid, signal.SIGKILL)
         again, gpus_again, _ = asked(learner)
@@ -232,12 +229,10 @@ def learner_of_another_version(url):
     campaign = os.getpid()
 
     def code():
-        return other_code() if os.getpid() == campaign else this_code()
+        return OTHER_CODE if os.getpid() == campaign else this_code()
 
     with emulated([("V100", 1)]), mock.patch.dict(vars(learner_actor), this_code=code):
-        learner = LearnerHandle(
-            tell=print, labels=60, device="gpu", learner=MadeUpLearner, dies_once=None
-        )
+        learner = fake_learner(print, device="gpu")
         learner.begin("choose", None)
         try:
             wait_until(lambda: learner.wait(0.5))
@@ -249,8 +244,8 @@ def learner_of_another_version(url):
 def node_lost(url):
     with emulated([*NODES, ("V100", 1)]) as made:
 
-        def faults(recorded):
-            wait_for(recorded, 10)
+        def faults(measured):
+            wait_for(measured, 10)
             made.remove_node(made.measuring[2], allow_graceful=False)
             made.remove_node(made.measuring[1], allow_graceful=False)
 
@@ -261,9 +256,9 @@ def worker_frozen(url):
     trappm.cluster.actors.profiler_pool.SILENT_S = 30.0 - QUICK.timeout_s
     with emulated(NODES):
 
-        def faults(recorded):
-            wait_for(recorded, 10, V100)
-            (node,) = {host for _, d, host in recorded if d == V100}
+        def faults(measured):
+            wait_for(measured, 10, V100)
+            (node,) = {host for _, d, host in measured if d == V100}
             os.kill(int(node.split()[1]), signal.SIGSTOP)
 
         return play(url, spec(100), faults)
@@ -272,7 +267,7 @@ def worker_frozen(url):
 def learner_killed(url):
     with emulated(NODES), tempfile.TemporaryDirectory() as folder:
         flag = Path(folder, "died")
-        learner = LearnerHandle(tell=print, labels=60, learner=MadeUpLearner, dies_once=str(flag))
+        learner = fake_learner(print, killed_at=str(flag))
         report = play(url, spec(60), learner=learner)
         return report | {"died": flag.exists()}
 
@@ -281,16 +276,12 @@ def campaign_killed(url):
     """The campaign's process is killed twice, and nobody is there to start it again but Ray."""
     plan = spec(100)
     with emulated(NODES), Store.open(url) as store:
-        record = store.campaigns.create(plan.name, plan.model_dump(mode="json"), plan.seed)
-        launch(url, record.id, plan)
+        campaign_id = launched(url, store, plan)
         for count in (20, 60):
-            wait_until(lambda count=count: attempts(store, record.id) >= count)
-            (pid,) = processes("ray::MadeUpCampaignActor")
-            os.kill(pid, signal.SIGKILL)
-            before = attempts(store, record.id)
-            wait_until(lambda before=before: attempts(store, record.id) > before)
-        wait_until(lambda: store.campaigns.state(record.id) == "finished")
-        return summary(store, record.id, plan)
+            wait_for_attempts(store, campaign_id, count)
+            os.kill(campaign_process(), signal.SIGKILL)
+            wait_for_attempts(store, campaign_id, attempts(store, campaign_id) + 1)
+        return finished(store, campaign_id, plan)
 
 
 def campaign_node_lost(url):
@@ -301,20 +292,18 @@ def campaign_node_lost(url):
         where = ray.remote(num_cpus=0)(lambda: ray.get_runtime_context().get_node_id())
         on_it = where.options(**ray_runtime.on_node(node.node_id, or_elsewhere=True))
         wait_until(lambda: ray.get(on_it.remote()) == node.node_id)  # once every raylet knows it
-        record = store.campaigns.create(plan.name, plan.model_dump(mode="json"), plan.seed)
+        campaign_id = created(store, plan)
         with mock.patch.dict(vars(ray_runtime), _this_node=lambda: node.node_id):
-            launch(url, record.id, plan)
-        wait_until(lambda: attempts(store, record.id) >= 20)
-        (pid,) = processes("ray::MadeUpCampaignActor")
-        assert pid in {process.pid for process in family(node)}
+            launch(url, campaign_id, plan)
+        wait_for_attempts(store, campaign_id, 20)
+        assert campaign_process() in {process.pid for process in family(node)}
         made.remove_node(node, allow_graceful=False)
         report = {"error": None}
         if url.startswith("sqlite"):  # its file was on that node
-            wait_until(lambda: not runs(store.campaigns.get(record.id)))
-            report["error"] = live_state(store.campaigns.get(record.id))
-            launch(url, record.id, plan)
-        wait_until(lambda: store.campaigns.state(record.id) == "finished")
-        return summary(store, record.id, plan) | report
+            wait_until(lambda: not runs(store.campaigns.get(campaign_id)))
+            report["error"] = live_state(store.campaigns.get(campaign_id))
+            launch(url, campaign_id, plan)
+        return finished(store, campaign_id, plan) | report
 
 
 def campaign_node_lost_with_postgresql(_url):
@@ -327,14 +316,14 @@ def gpus_while_tracing(url):
     """How many GPUs are free while the steps of the pool are traced."""
     free = []
 
-    class Pool(MadeUpPool):
+    class Pool(FakePool):
         def trace(self, keys):
             if keys:
                 time.sleep(3.0)
                 free.append(ray.available_resources().get("GPU", 0))
             return super().trace(keys)
 
-    with emulated(NODES), mock.patch.dict(vars(emulated_cluster), MadeUpPool=Pool):
+    with emulated(NODES), mock.patch.dict(vars(emulated_cluster), FakePool=Pool):
         return play(url, spec(60)) | {"free": free}
 
 
@@ -342,59 +331,44 @@ def paused_and_resumed_at_once(url):
     """Before it has begun, when it has just ended, and before it has seen that it is to stop."""
     plan = spec(100)
     with emulated(NODES), Store.open(url) as store:
-        record = store.campaigns.create(plan.name, plan.model_dump(mode="json"), plan.seed)
-        launch(url, record.id, plan)
-        order_stop(store, record.id, CampaignState.PAUSED)
-        wait_until(lambda: store.campaigns.get(record.id).owner is None)
-        assert store.campaigns.state(record.id) is CampaignState.PAUSED
-        launch(url, record.id, plan)
+        campaign_id = launched(url, store, plan)
+        order_stop(store, campaign_id, CampaignState.PAUSED)
+        wait_until(lambda: store.campaigns.get(campaign_id).owner is None)
+        assert store.campaigns.state(campaign_id) is CampaignState.PAUSED
+        launch(url, campaign_id, plan)
         for count in (20, 60):
-            wait_until(lambda count=count: attempts(store, record.id) >= count)
-            order_stop(store, record.id, CampaignState.PAUSED)
+            wait_for_attempts(store, campaign_id, count)
+            order_stop(store, campaign_id, CampaignState.PAUSED)
             if count == 20:
-                wait_until(lambda: not runs(store.campaigns.get(record.id)))
-            launch(url, record.id, plan)
-        wait_until(lambda: store.campaigns.state(record.id) == "finished")
-        return summary(store, record.id, plan)
+                wait_until(lambda: not runs(store.campaigns.get(campaign_id)))
+            launch(url, campaign_id, plan)
+        return finished(store, campaign_id, plan)
 
 
 def two_campaigns(url):
     """A small campaign comes while a large one has all GPUs."""
     large, small = spec(240), spec(48).model_copy(update={"name": "small"})
     with emulated([("A100", 2), ("V100", 2)]), Store.open(url) as store:
-
-        def begin(plan):
-            record = store.campaigns.create(plan.name, plan.model_dump(mode="json"), plan.seed)
-            launch(url, record.id, plan)
-            return record.id
-
-        first = begin(large)
-        wait_until(lambda: attempts(store, first) >= 20)
-        second = begin(small)
-        wait_until(lambda: attempts(store, second) >= 5)
+        first = launched(url, store, large)
+        wait_for_attempts(store, first, 20)
+        second = launched(url, store, small)
+        wait_for_attempts(store, second, 5)
         is_shared = store.campaigns.state(first) is CampaignState.RUNNING
-        wait_until(lambda: store.campaigns.state(second) == "finished")
+        of_second = finished(store, second, small)
         is_before = store.campaigns.state(first) is CampaignState.RUNNING
-        wait_until(lambda: store.campaigns.state(first) == "finished")
+        of_first = finished(store, first, large)
         wait_until(lambda: ray.available_resources().get("GPU", 0) == 4)
         return {
-            "is_shared": is_shared, "is_before": is_before,
-            "reports": [summary(store, first, large), summary(store, second, small)],
+            "is_shared": is_shared, "is_before": is_before, "reports": [of_first, of_second],
         }  # fmt: skip
 
 
-SCENARIOS = {f.__name__: f for f in (
-    calm, steps_traced, nodes_that_trace_replaced, node_comes_late, autoscaled_from_nothing,
-    autoscaled_with_a_broken_node, node_out_of_order,
-    node_of_another_version, traced_by_the_same_version, learner_on_a_gpu,
-    learner_of_another_version, node_lost, worker_frozen, learner_killed,
-    campaign_killed, campaign_node_lost, campaign_node_lost_with_postgresql, gpus_while_tracing,
-    paused_and_resumed_at_once, two_campaigns, database_away, restarted_during_an_outage, two_hosts,
-)}  # fmt: skip
-
-
 if __name__ == "__main__":
-    scenario, database = sys.argv[1:]
-    sys.stdout.write(json.dumps(SCENARIOS[scenario](database)) + "\n")
-    sys.stdout.flush()
-    os._exit(0)  # whatever is still frozen
+    main([
+        calm, steps_traced, nodes_that_trace_replaced, node_comes_late, autoscaled_from_nothing,
+        autoscaled_with_a_broken_node, node_out_of_order, node_of_another_version,
+        traced_by_the_same_version, learner_on_a_gpu, learner_of_another_version, node_lost,
+        worker_frozen, learner_killed, campaign_killed, campaign_node_lost,
+        campaign_node_lost_with_postgresql, gpus_while_tracing, paused_and_resumed_at_once,
+        two_campaigns, database_away, restarted_during_an_outage, two_hosts,
+    ])  # fmt: skip

@@ -1,15 +1,15 @@
 """A Ray cluster of several nodes on this machine, and campaigns on it that make their labels up.
 
-Ray, the pool of profilers, the machine and the store are the real ones; profilers answer at once,
-and learners learn nothing. Import it in programs of their own only, since Ray reads its environment
-when it is imported.
+Ray, the pool of profilers, the campaign and the store are the real ones; profiler and learner are
+those of `fakes`. Import it in programs of their own only, since Ray reads its environment when it
+is imported.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-import signal
 import sys
 import tempfile
 import threading
@@ -36,8 +36,9 @@ os.environ["PYTHONPATH"] = os.pathsep.join([sys.path[0], str(TRAPPM)])
 
 import psutil  # noqa: E402
 import ray  # noqa: E402
-from campaign_crew import FakeLearner, Inline, made_up, owned, without_step  # noqa: E402
+from fakes import HOLD, FakeLearner, FakeProfiler, FakeTraces, Inline, owned  # noqa: E402
 from ray.cluster_utils import Cluster  # noqa: E402
+from tenacity import Retrying, stop_after_attempt  # noqa: E402
 
 import trappm.cluster.actors.profiler_pool  # noqa: E402
 import trappm.cluster.campaign.actor  # noqa: E402
@@ -46,14 +47,12 @@ import trappm.cluster.campaign.ownership  # noqa: E402
 import trappm.cluster.launch  # noqa: E402
 import trappm.store.owners  # noqa: E402
 from trappm.cluster.actors.learner import LearnerHandle  # noqa: E402
-from trappm.cluster.actors.profiler_pool import ProfilerPool, this_process  # noqa: E402
+from trappm.cluster.actors.profiler_pool import ProfilerPool  # noqa: E402
 from trappm.cluster.campaign.actor import CampaignActor  # noqa: E402
 from trappm.cluster.campaign.campaign import Campaign  # noqa: E402
 from trappm.cluster.campaign.progress import Follower  # noqa: E402
-from trappm.cluster.profiles import Traced  # noqa: E402
 from trappm.cluster.ray_runtime import ACCELERATOR_LABEL, NAMESPACE  # noqa: E402
 from trappm.cluster.spec import CampaignSpec  # noqa: E402
-from trappm.profiler.host.environment import Code, this_code  # noqa: E402
 from trappm.store import Home, Patience, Store  # noqa: E402
 
 A100, V100 = "simulated:a100", "simulated:v100"
@@ -61,100 +60,17 @@ NODES = [("A100", 2), ("A100", 1), ("V100", 1)]
 """Of most scenarios: labels, and how many GPUs each has."""
 
 
-HOLD = "hold"
-
-
 @contextlib.contextmanager
 def held():
     """No measurement comes to an end meanwhile."""
-    hold = Path(os.environ["TRAPPM_HOME"], HOLD)
-    hold.touch()
+    HOLD.touch()
     try:
         yield
     finally:
-        hold.unlink()
+        HOLD.unlink()
 
 
-def marked(what):
-    """Return whether this is said of the node that this runs on."""
-    host = ray.get_runtime_context().get_node_id()
-    return Path(os.environ["TRAPPM_HOME"], f"{host} {what}").exists()
-
-
-def is_to_break(host, device):
-    """Return whether this is the first node of the device that is to break."""
-    if os.environ.get("BREAKS_FIRST") != device:
-        return False
-    first = Path(os.environ["TRAPPM_HOME"], "first")
-    with contextlib.suppress(FileExistsError), first.open("x") as note:
-        note.write(host)
-    return first.read_text() == host
-
-
-def mark(node, what):
-    """Says something of a node."""
-    Path(os.environ["TRAPPM_HOME"], f"{node.node_id} {what}").touch()
-
-
-def other_code():
-    """Return code that is not this one's."""
-    return Code("0123456789abcdef", "0.2.9")
-
-
-class MadeUpProfiler:
-    """Measures nothing, and answers after `MEASURE_S` seconds."""
-
-    def __init__(self, device):
-        if marked("fails to start"):
-            raise ModuleNotFoundError("No module named 'timm'")
-        self._device = device
-
-    def stay(self):
-        threading.Event().wait()
-
-    def describe(self):
-        host = ray.get_runtime_context().get_node_id()
-        if Path(os.environ["TRAPPM_HOME"], host).exists() or is_to_break(host, self._device):
-            return {
-                "host": host, "code": this_code(),
-                "refusal": f"host {host}: its driver is out of order",
-            }  # fmt: skip
-        gpus = [str(gpu) for gpu in ray.get_gpu_ids()]
-        facts = {
-            "host": host, "gpus": gpus, "fingerprint": "stack", "process": this_process(),
-        }  # fmt: skip
-        if marked("has an earlier version"):  # which does not report its code
-            return facts
-        return facts | {"code": other_code() if marked("has another version") else this_code()}
-
-    def measure(self, configuration, protocol, attempt_key):
-        time.sleep(float(os.environ.get("MEASURE_S", "0")))
-        while Path(os.environ["TRAPPM_HOME"], HOLD).exists():
-            time.sleep(0.1)
-        host = ray.get_runtime_context().get_node_id()
-        return made_up(
-            configuration, self._device, protocol, attempt_key, host=f"{host} {os.getpid()}"
-        )
-
-
-class MadeUpLearner(FakeLearner):
-    """Learns nothing; is killed in its first choice if there is a path to note that at."""
-
-    def __init__(self, dies_once):
-        super().__init__()
-        self._dies_once = dies_once and Path(dies_once)
-
-    def progress(self):
-        return 0, 0
-
-    def choose(self, request):
-        if self._dies_once and not self._dies_once.exists():
-            self._dies_once.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().choose(request)
-
-
-class MadeUpCampaignActor(CampaignActor):
+class FakeCampaignActor(CampaignActor):
     """The campaign of the real actor, with workers and a learner that make everything up.
 
     With `NODES_ARE_MACHINES`, no node finds processes or files of another one.
@@ -169,42 +85,36 @@ class MadeUpCampaignActor(CampaignActor):
     def _workers(self):
         silent_s = float(os.environ.get("SILENT_S", "180"))
         trappm.cluster.actors.profiler_pool.SILENT_S = silent_s
-        devices = self.spec.devices.keys
-        return MadeUpPool(
-            devices,
-            may_grow=True,
-            tell=partial(self._note, "node"),
-            profiler=MadeUpProfiler,
-        )
+        tell = partial(self._note, "node")
+        return FakePool(self.spec.devices.keys, may_grow=True, tell=tell)
 
     def _learner(self):
-        return LearnerHandle(
-            tell=partial(self._note, "learner"),
-            labels=self.spec.total,
-            learner=MadeUpLearner,
-            dies_once=None,
-        )
+        return fake_learner(partial(self._note, "learner"))
 
 
-class MadeUpPool(ProfilerPool):
-    """The real pool, with such profilers."""
+def fake_learner(tell, **arguments):
+    """The handle of a learner actor that learns nothing."""
+    return LearnerHandle(tell=tell, labels=60, **{"learner": FakeLearner} | arguments)
+
+
+class FakePool(ProfilerPool):
+    """The real pool, with profilers that make their measurements up."""
+
+    def __init__(self, devices, **fields):
+        super().__init__(devices, profiler=FakeProfiler, **fields)
+        self.measured = []
+        """Measurements as they come: when, device, and host with process."""
+
+    def collect(self):
+        finished = super().collect()
+        for entry in finished:
+            if entry.measurement is not None:
+                host = entry.measurement.environment["host"]
+                self.measured.append((time.monotonic(), entry.worker.device, host))
+        return finished
 
     def trace(self, keys):
-        return MadeUpTraces(keys)
-
-
-class MadeUpTraces:
-    """Traces of no model, all at once."""
-
-    def __init__(self, keys):
-        self._made = [Traced(key, without_step(key)) for key in keys]
-
-    def take(self, timeout_s):
-        made, self._made = self._made, []
-        return made
-
-    def cancel(self):
-        pass
+        return FakeTraces(keys)
 
 
 def spec(
@@ -233,10 +143,11 @@ def emulated(nodes, head_cores=2):
         os.environ["RAY_TMPDIR"] = folder  # where it notes its address, which others would join
         Path(folder, "ray").mkdir()
         shared = {"object_store_memory": 80 << 20, "memory": 1 << 30, "include_dashboard": False}
-        made = head({
+        of_head = {
             **shared, "num_cpus": head_cores, "memory": 4 << 30, "no_monitor": True,
             "temp_dir": folder,
-        })  # fmt: skip
+        }  # fmt: skip
+        made = patiently(lambda: Cluster(initialize_head=True, head_node_args=of_head))
         made.shared = shared
         try:
             ray.init(address=made.address, namespace=NAMESPACE, logging_level="ERROR",
@@ -248,76 +159,50 @@ def emulated(nodes, head_cores=2):
             made.shutdown()
 
 
-def head(arguments, tries=4):
-    """A cluster of a head alone; tried again where the machine is very busy, as `add` does."""
-    try:
-        return Cluster(initialize_head=True, head_node_args=arguments)
-    except Exception:  # Ray has no class of its own for it
-        if tries == 1:
-            raise
-        return head(arguments, tries - 1)
+def patiently(start):
+    """Start a node; on a busy machine it may not be up in the half minute that Ray gives it."""
+    return Retrying(stop=stop_after_attempt(4), reraise=True)(start)
 
 
-def in_main_thread():
-    return threading.current_thread() is threading.main_thread()
-
-
-def add(made, label, gpus, tries=4):
-    """A node; on a machine that is very busy it may not be up in the half minute that Ray gives."""
+def add(made, label, gpus):
+    """A node that joins the cluster."""
     # Ray sets a handler of signals, which it may only from the main thread; faults have their own.
+    in_main_thread = threading.current_thread() is threading.main_thread()
     silent = mock.patch("ray._private.utils.set_sigterm_handler")
-    try:
-        with contextlib.nullcontext() if in_main_thread() else silent:
-            return made.add_node(
-                num_cpus=1, num_gpus=gpus, wait=False,
-                labels={ACCELERATOR_LABEL: label} if label else {}, **made.shared,
-            )  # fmt: skip
-    except Exception:  # Ray has no class of its own for it
-        if tries == 1:
-            raise
-        return add(made, label, gpus, tries - 1)
+    with contextlib.nullcontext() if in_main_thread else silent:
+        return patiently(lambda: made.add_node(
+            num_cpus=1, num_gpus=gpus, wait=False,
+            labels={ACCELERATOR_LABEL: label} if label else {}, **made.shared,
+        ))  # fmt: skip
 
 
-def play(url, plan, faults=lambda recorded: None, learner=None):
-    """Runs a campaign on the cluster that is up; faults happen in a thread beside it.
+def play(url, plan, faults=lambda measured: None, learner=None):
+    """Run a campaign on the cluster that is up.
 
     Args:
-        faults: called with the attempts that are recorded, as they come: when, device, and host
-            with process.
-        learner: makes one that tells what happens to it by this callable.
+        url: URL of its label store.
+        plan: Its campaign file.
+        faults: Called in a thread of its own with `FakePool.measured`.
+        learner: Its learner; None: one in this process.
     """
     patience = Patience(tell=lambda message: campaign.note("store", message))
     with Store.open(url, patience) as store:
-        record = store.campaigns.create(plan.name, plan.model_dump(mode="json"), plan.seed)
-        workers = MadeUpPool(
-            plan.devices.keys, may_grow=True, profiler=MadeUpProfiler,
-            tell=lambda message: campaign.note("node", message),
-        )  # fmt: skip
-        recorded = []
-        keep = Campaign._recorded
-
-        def note(self, finished):
-            kept = keep(self, finished)
-            for result in finished:
-                if result.measurement is not None and "host" in result.measurement.environment:
-                    host = result.measurement.environment["host"]
-                    recorded.append((time.monotonic(), result.worker.device, host))
-            return kept
-
-        Campaign._recorded = note
+        campaign_id = created(store, plan)
+        workers = FakePool(
+            plan.devices.keys, may_grow=True, tell=lambda message: campaign.note("node", message)
+        )
         campaign = Campaign(
-            store=owned(store, record.id), id=record.id, spec=plan, workers=workers,
+            store=owned(store, campaign_id), id=campaign_id, spec=plan, workers=workers,
             snapshots=Path("unused"), learner=learner or Inline(FakeLearner()),
         )  # fmt: skip
         if isinstance(learner, LearnerHandle):
             learner.tell = lambda message: campaign.note("learner", message)
-        beside = ThreadPoolExecutor(1).submit(faults, recorded)
+        beside = ThreadPoolExecutor(1).submit(faults, workers.measured)
         campaign.run()
         beside.result(timeout=60)
-        Campaign._recorded = keep
-        return summary(store, record.id, plan) | {
-            "workers": len({host for _, _, host in recorded}),
-            "hosts": len({host.split()[0] for _, _, host in recorded}),
+        return summary(store, campaign_id, plan) | {
+            "workers": len({host for _, _, host in workers.measured}),
+            "hosts": len({host.split()[0] for _, _, host in workers.measured}),
         }
 
 
@@ -334,34 +219,46 @@ def summary(store, campaign_id, plan):
     }
 
 
-def wait_for(recorded, count, device=None):
-    """Waits until this number of attempts (on this device) are recorded."""
-    deadline = time.monotonic() + 240
-    while sum(device in {None, d} for _, d, _ in list(recorded)) < count:
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{count} attempts are not there: {len(recorded)}")
-        time.sleep(0.02)
+def wait_for(measured, count, device=None):
+    """Wait until this number of attempts (on this device) are measured."""
+    wait_until(lambda: sum(device in {None, d} for _, d, _ in list(measured)) >= count)
 
 
-def first_after(recorded, moment, device=None, besides=()):
+def first_after(measured, moment, besides):
     """Wait for the first attempt after a moment that is not on these hosts."""
-    for _ in range(6000):
-        for at, d, host in list(recorded):
-            if at > moment and device in {None, d} and host.split()[0] not in besides:
-                return
-        time.sleep(0.02)
-    raise TimeoutError("nothing was recorded any more")
+    wait_until(lambda: any(
+        at > moment and host.split()[0] not in besides for at, _, host in list(measured)
+    ))  # fmt: skip
 
 
-def processes(name):
-    """Ids of the processes of Ray actors of this class."""
-    return [p.pid for p in psutil.process_iter(["cmdline"])
-            if name in " ".join(p.info["cmdline"] or [])]  # fmt: skip
+def campaign_process():
+    """The id of the process of the one campaign actor."""
+    (pid,) = [p.pid for p in psutil.process_iter(["cmdline"])
+              if "ray::FakeCampaignActor" in " ".join(p.info["cmdline"] or [])]  # fmt: skip
+    return pid
+
+
+def created(store, plan):
+    """The id of a new campaign."""
+    return store.campaigns.create(plan.name, plan.model_dump(mode="json"), plan.seed).id
+
+
+def launched(url, store, plan):
+    """The id of a new campaign that runs by itself."""
+    campaign_id = created(store, plan)
+    launch(url, campaign_id, plan)
+    return campaign_id
+
+
+def finished(store, campaign_id, plan):
+    """What the store tells of a campaign, once it has finished."""
+    wait_until(lambda: store.campaigns.state(campaign_id) == "finished")
+    return summary(store, campaign_id, plan)
 
 
 def launch(url, campaign_id, plan):
     """Has a campaign run by itself, launched by a shell that alone knows the URL."""
-    trappm.cluster.campaign.actor.CampaignActor = MadeUpCampaignActor
+    trappm.cluster.campaign.actor.CampaignActor = FakeCampaignActor
     os.environ["TRAPPM_DATABASE"] = url
     home = Home(Path(os.environ["TRAPPM_HOME"]))
     with Store.open(url) as store:
@@ -385,11 +282,24 @@ def attempts(store, campaign_id):
     return sum(sum(counts.values()) for counts in by_device)
 
 
+def wait_for_attempts(store, campaign_id, count):
+    wait_until(lambda: attempts(store, campaign_id) >= count)
+
+
 def wait_until(condition):
     deadline = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < deadline
-        time.sleep(0.05)
+        time.sleep(0.02)
+
+
+def main(scenarios):
+    """Run the scenario that the command line names, with its arguments; print its report."""
+    name, *arguments = sys.argv[1:]
+    report = {f.__name__: f for f in scenarios}[name](*arguments)
+    sys.stdout.write(json.dumps(report) + "\n")
+    sys.stdout.flush()
+    os._exit(0)  # whatever is still frozen
 
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not find it

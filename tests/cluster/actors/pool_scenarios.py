@@ -7,18 +7,14 @@ It prints what happened as one line of JSON.
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 import time
-from pathlib import Path
 
 import ray
-from emulated_cluster import A100, MadeUpProfiler, emulated, mark, wait_until
+from emulated_cluster import A100, FakePool, emulated, main, wait_until
+from fakes import mark
 from ray.autoscaler.v2.sdk import get_cluster_status
 
 from trappm.cluster.actors import profiler_pool
-from trappm.cluster.actors.profiler_pool import ProfilerPool
 from trappm.cluster.messages import CanaryCheck
 from trappm.profiler.errors import DeviceError
 from trappm.profiler.records import QUICK, Configuration
@@ -32,7 +28,7 @@ def has_joined(pool, count, wanted=100, at_most=100):
 
 def gone_already():
     with emulated([("A100", 1)]):
-        pool = ProfilerPool([A100], may_grow=True, profiler=MadeUpProfiler)
+        pool = FakePool([A100], may_grow=True)
         wait_until(lambda: has_joined(pool, 1))
         (worker,) = pool.joined()
         pool.dismiss(worker)
@@ -46,7 +42,7 @@ def gone_already():
 
 def dismissed_after_its_node():
     with emulated([("A100", 1)]) as made:
-        pool = ProfilerPool([A100], may_grow=False, profiler=MadeUpProfiler)
+        pool = FakePool([A100], may_grow=False)
         wait_until(lambda: has_joined(pool, 1))
         (worker,) = pool.joined()
         made.remove_node(made.measuring[0], allow_graceful=False)
@@ -60,7 +56,7 @@ def dismissed_after_its_node():
 def given_back():
     profiler_pool.RELEASE_S = 2.0
     with emulated([("A100", 2)]):
-        pool = ProfilerPool([A100], may_grow=True, profiler=MadeUpProfiler)
+        pool = FakePool([A100], may_grow=True)
         wait_until(lambda: has_joined(pool, 2))
         end = time.monotonic() + 2 * profiler_pool.RELEASE_S
         while time.monotonic() < end:
@@ -75,7 +71,7 @@ def given_back():
 def surplus():
     """One of two idle workers is for another campaign."""
     with emulated([("A100", 2)]):
-        pool = ProfilerPool([A100], may_grow=True, profiler=MadeUpProfiler)
+        pool = FakePool([A100], may_grow=True)
         wait_until(lambda: has_joined(pool, 2))
         wait_until(lambda: has_joined(pool, 1, at_most=1))
         wait_until(lambda: ray.available_resources().get("GPU", 0) == 1)
@@ -84,7 +80,7 @@ def surplus():
 
 def asked_by_need():
     with emulated([("A100", 1)]) as made:
-        pool = ProfilerPool([A100], may_grow=True, profiler=MadeUpProfiler)
+        pool = FakePool([A100], may_grow=True)
         wait_until(lambda: has_joined(pool, 1))
         asked = []
         for wanted in (5, 3, 1):
@@ -100,19 +96,19 @@ def mended():
     messages = []
     with emulated([("A100", 1)]) as made:
         (node,) = made.measuring
-        mark(node, "fails to start")
-        pool = ProfilerPool([A100], may_grow=True, profiler=MadeUpProfiler, tell=messages.append)
+        fault = mark(node.node_id, "fails to start")
+        pool = FakePool([A100], may_grow=True, tell=messages.append)
         wait_until(lambda: has_joined(pool, 0) and len(messages) >= 2)
         awaited = list(pool.awaited())
-        Path(os.environ["TRAPPM_HOME"], f"{node.node_id} fails to start").unlink()
+        fault.unlink()
         wait_until(lambda: has_joined(pool, 1))
         return {"messages": messages, "awaited": sorted(set(awaited)), "joined": 1}
 
 
 def broken_here():
     with emulated([("A100", 1)]) as made:
-        mark(made.measuring[0], "fails to start")
-        pool = ProfilerPool([A100], may_grow=False, profiler=MadeUpProfiler)
+        mark(made.measuring[0].node_id, "fails to start")
+        pool = FakePool([A100], may_grow=False)
         try:
             wait_until(lambda: has_joined(pool, 1))
         except DeviceError as error:
@@ -121,16 +117,7 @@ def broken_here():
 
 
 if __name__ == "__main__":
-    scenarios = (
-        dismissed_after_its_node,
-        gone_already,
-        given_back,
-        surplus,
-        asked_by_need,
-        mended,
+    main([
+        dismissed_after_its_node, gone_already, given_back, surplus, asked_by_need, mended,
         broken_here,
-    )
-    result = {f.__name__: f for f in scenarios}[sys.argv[1]]()
-    sys.stdout.write(json.dumps(result) + "\n")
-    sys.stdout.flush()
-    os._exit(0)
+    ])  # fmt: skip

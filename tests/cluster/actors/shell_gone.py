@@ -21,11 +21,12 @@ import ray
 from emulated_cluster import (
     NAMESPACE,
     attempts,
+    campaign_process,
+    created,
     emulated,
     launch,
-    processes,
     spec,
-    summary,
+    wait_for_attempts,
     wait_until,
 )
 from sqlalchemy import make_url
@@ -41,8 +42,8 @@ PLAN = spec(60)
 def main(url, password):
     own = make_url(url).set(password=password).render_as_string(hide_password=False)
     with emulated(NODES) as made, Store.open(own) as store:
-        record = store.campaigns.create(PLAN.name, PLAN.model_dump(mode="json"), PLAN.seed)
-        shell = [sys.executable, __file__, "shell", made.address, record.id, url]
+        campaign_id = created(store, PLAN)
+        shell = [sys.executable, __file__, "shell", made.address, campaign_id, url]
         finished = subprocess.run(
             shell,
             env=os.environ | {"PGPASSWORD": password},
@@ -51,21 +52,20 @@ def main(url, password):
             text=True,
         )
         assert finished.returncode == 0, finished.stderr
-        wait_until(lambda: attempts(store, record.id) >= 10)
-        (pid,) = processes("ray::MadeUpCampaignActor")
-        os.kill(pid, 9)
-        before = attempts(store, record.id)
-        wait_until(lambda: attempts(store, record.id) > before)
+        wait_for_attempts(store, campaign_id, 10)
+        os.kill(campaign_process(), 9)
+        before = attempts(store, campaign_id)
+        wait_until(lambda: attempts(store, campaign_id) > before)
         seen = {**in_processes(), **in_files(os.environ["RAY_TMPDIR"])}
         seen |= {
             "actors": str(ray._private.state.actors()),
             "shell": finished.stdout + finished.stderr,
         }
-        wait_until(lambda: store.campaigns.state(record.id) == "finished")
+        report = finished(store, campaign_id, PLAN)
         seen |= in_files(os.environ["RAY_TMPDIR"])
         where = ray.remote(lambda: trappm.__file__)
         nodes = [node["NodeID"] for node in ray.nodes()]
-        return summary(store, record.id, PLAN) | {
+        return report | {
             "trappm": ray.get([where.options(**on_node(node)).remote() for node in nodes]),
             "looked_at": len(seen),
             "leaks": [place for place, text in seen.items() if password in text],

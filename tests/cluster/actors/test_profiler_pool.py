@@ -5,11 +5,7 @@ Each is a program of its own (`pool_scenarios`), since Ray reads its environment
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+from functools import partial
 
 import pytest
 
@@ -22,17 +18,8 @@ def test_the_pause_between_failed_starts_grows_to_a_limit():
 
 
 @pytest.fixture
-def play(tmp_path):
-    def run(scenario):
-        result = subprocess.run(
-            [sys.executable, Path(__file__).with_name("pool_scenarios.py"), scenario],
-            env=os.environ | {"TRAPPM_HOME": str(tmp_path)},
-            capture_output=True, text=True, check=False, timeout=280,
-        )  # fmt: skip
-        assert result.returncode == 0, result.stderr
-        return json.loads(result.stdout.splitlines()[-1])
-
-    return run
+def play(play):
+    return partial(play, "pool_scenarios.py")
 
 
 @pytest.mark.slow
@@ -51,7 +38,11 @@ def test_dismissing_a_worker_of_a_lost_node_leaves_no_demand_behind(play):
 
 @pytest.mark.slow
 def test_a_gpu_without_work_is_released_after_a_while(play):
-    assert play("given_back") == {"while_work_waits": 2, "free_then": 0, "free_at_last": 2}
+    assert play("given_back") == {
+        "while_work_waits": 2,
+        "free_then": 0,
+        "free_at_last": 2,
+    }
 
 
 @pytest.mark.slow

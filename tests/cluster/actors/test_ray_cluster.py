@@ -5,28 +5,16 @@ Each is a program of its own (`cluster_scenarios`), with the real Ray, workers, 
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture
-def play(tmp_path):
+def play(play, tmp_path):
     def run(scenario, measure_s=0.1):
-        result = subprocess.run(
-            [sys.executable, Path(__file__).with_name("cluster_scenarios.py"), scenario,
-             f"sqlite:///{tmp_path / 'labels.db'}"],
-            env=os.environ | {"MEASURE_S": str(measure_s), "TRAPPM_HOME": str(tmp_path)},
-            capture_output=True, text=True, check=False, timeout=800,
-        )  # fmt: skip
-        assert result.returncode == 0, result.stderr
-        return json.loads(result.stdout.splitlines()[-1])
+        url = f"sqlite:///{tmp_path / 'labels.db'}"
+        return play("cluster_scenarios.py", scenario, url, measure_s=measure_s, timeout=800)
 
     return run
 

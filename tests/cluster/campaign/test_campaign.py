@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 import yaml
-from campaign_crew import (
+from fakes import (
     BUDGET,
     SPEC,
     FakeLearner,
+    FakeProfiler,
     FakeWorkers,
     UnfinishedError,
     campaign,
     labels_by_device,
-    made_up,
     ran,
     spec,
 )
@@ -266,7 +266,7 @@ def test_an_order_from_another_shell_stops_the_tracing_of_graphs(store, monkeypa
     run = campaign(store, workers := OrderedAboutGraphs())
     with pytest.raises(CampaignStopped):
         run.run()
-    assert (len(workers.traced), workers.cancelled) == (1, 4)
+    assert (len(workers.traced), workers.traces.cancelled) == (1, 4)
     assert not store.campaigns.pool(run.id)
     assert not workers.starts
     assert store.campaigns.get(run.id).state == state
@@ -437,9 +437,9 @@ def test_labels_that_another_campaign_measures_in_the_same_time_are_adopted(stor
             for assignment in waiting if request.known else ():
                 elsewhere.append(assignment.id)
                 key = f"elsewhere {assignment.id}"
-                store.measurements.record_many(
-                    [made_up(assignment.configuration, assignment.device, run.protocol, key)]
-                )
+                profiler = FakeProfiler(assignment.device, "host")
+                measured = profiler.measure(assignment.configuration, run.protocol, key)
+                store.measurements.record_many([measured])
             return super().choose(request)
 
     class Slow(FakeWorkers):

@@ -7,7 +7,7 @@ import math
 import time
 
 import pytest
-from campaign_crew import (
+from fakes import (
     BUDGET,
     ONE_DEVICE,
     FakeLearner,

@@ -1,8 +1,8 @@
 """A campaign whose file names a registry: encoder and snapshot follow it to another host."""
 
 import pytest
-from campaign_crew import FakeWorkers, campaign
 from encoded_pool import hasty_encoders
+from fakes import FakeWorkers, campaign
 
 from trappm.cluster.learning.campaign_learner import CampaignLearner
 from trappm.learner.paper import encoder

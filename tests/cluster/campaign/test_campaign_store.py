@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
-from campaign_crew import (
+from fakes import (
     BUDGET,
     ONE_DEVICE,
     FakeLearner,

@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from campaign_crew import (
+from encoded_pool import hasty_encoders
+from fakes import (
     BUDGET,
     FakeLearner,
+    FakeProfiler,
     FakeWorkers,
     campaign,
     labels_by_device,
-    made_up,
     ran,
 )
-from encoded_pool import hasty_encoders
 
 from trappm.cluster.campaign.history import training_labels
 from trappm.cluster.learning.campaign_learner import CampaignLearner
@@ -254,18 +254,8 @@ def test_a_source_that_is_not_a_known_gpu_does_not_inform_a_gpu(traced, source):
     assert not asked(learner, **question).taught
 
 
-class Listening(FakeLearner):
-    def __init__(self):
-        super().__init__()
-        self.requests = []
-
-    def choose(self, request):
-        self.requests.append(request)
-        return super().choose(request)
-
-
 def test_the_initial_round_is_chosen_and_the_evaluation_set_is_drawn(store):
-    learner = Listening()
+    learner = FakeLearner()
     run = ran(store, FakeWorkers(), learner)
     assert not learner.requests[0].known
     assert [r.count for r in learner.requests[:2]] == [4, 2]
@@ -283,18 +273,19 @@ def test_the_initial_round_is_chosen_and_the_evaluation_set_is_drawn(store):
     ],
 )
 def test_the_first_choice_uses_the_memory_of_known_devices(store, source, target, expected):
-    learner, devices = Listening(), {"source": source, "target": target}
+    learner, devices = FakeLearner(), {"source": source, "target": target}
     campaign(store, FakeWorkers(devices=(source, target)), learner, devices=devices).run()
     assert not any(r.known for r in learner.requests[:2])
     assert {r.device: r.capacity_mib for r in learner.requests[:2]} == expected
 
 
 def test_measured_device_memory_overrides_the_catalogue(store):
+    profiler = FakeProfiler("a100", "host")
     for mib in (38_000.0, 39_000.0):
-        measurement = made_up(POOL[0][0], "a100", protocol_named("quick"), f"told {mib}")
+        measurement = profiler.measure(POOL[0][0], protocol_named("quick"), f"told {mib}")
         environment = {"stack_fingerprint": f"{mib}", "device_memory_mib": mib}
         store.measurements.record_many([replace(measurement, environment=environment)])
-    learner = Listening()
+    learner = FakeLearner()
     campaign(store, FakeWorkers(devices=("a100", "v100")), learner, devices=GPUS).run()
     found = {r.device: r.capacity_mib for r in learner.requests}
     assert found == {"a100": 38_000.0, "v100": 16_160.0}
@@ -314,7 +305,7 @@ class Unlucky(FakeWorkers):
         return super()._measure(worker, task, cost, fault)
 
 
-class Forgiving(Listening):
+class Forgiving(FakeLearner):
     """Chooses what was unstable first."""
 
     def choose(self, request):
@@ -418,15 +409,8 @@ def test_a_chosen_step_is_measured_eager_and_compiled_where_triton_can(store):
     }
 
 
-class WithSteps(FakeWorkers):
-    """Workers that trace the steps of models."""
-
-    def trace_of(self, key):
-        return trace_of(key)
-
-
 def test_what_surely_does_not_fit_is_not_drawn_for_the_evaluation_set(store):
-    workers = WithSteps(devices=("a100", "v100"))
+    workers = FakeWorkers(devices=("a100", "v100"), trace_of=trace_of)
     evaluation = {"source": 4, "target": 4, "architecture_share": 0.3}
     settings = of_gpus(batch_sizes=[1, 2, 4, 8, 100_000])
     run = ran(store, workers, evaluation=evaluation, **settings)

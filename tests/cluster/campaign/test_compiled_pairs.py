@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from campaign_crew import SPEC, FakeLearner, FakeWorkers, campaign, ran
+from fakes import SPEC, FakeLearner, FakeWorkers, campaign, ran
 
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Execution

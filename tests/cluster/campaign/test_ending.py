@@ -6,7 +6,7 @@ import datetime
 from dataclasses import replace
 
 import pytest
-from campaign_crew import BUDGET, FakeLearner, FakeWorkers, campaign, labels_by_device, ran
+from fakes import BUDGET, FakeLearner, FakeWorkers, campaign, labels_by_device, ran
 
 import trappm.cluster.campaign.campaign
 import trappm.cluster.campaign.history

@@ -10,7 +10,7 @@ import threading
 import time
 
 import pytest
-from campaign_crew import BUDGET, FakeLearner, FakeWorkers, campaign, labels_by_device, spec
+from fakes import BUDGET, FakeLearner, FakeWorkers, campaign, labels_by_device, spec
 
 import trappm.cluster.campaign.campaign
 import trappm.store.owners

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from campaign_crew import BUDGET, ONE_DEVICE, FakeLearner, FakeWorkers, campaign, made_up, ran
+from fakes import BUDGET, ONE_DEVICE, FakeLearner, FakeProfiler, FakeWorkers, campaign, ran
 from test_campaign_canary import CANARY
 
 from trappm.cluster.campaign.campaign import CampaignStopped
@@ -118,8 +118,8 @@ def test_failed_readings_of_a_canary_do_not_hide_its_decision(store, readings, d
     what = Configuration(architecture="resnet18", batch_size=4, input_size=224)
     for number, reading in enumerate(readings):
         outcome, ms = (reading, 10.0) if isinstance(reading, str) else ("ok", reading)
-        measured = made_up(
-            what, "cpu-2t", Protocol(name="quick"), f"key {number}", step_ms=ms, outcome=outcome
+        measured = FakeProfiler("cpu-2t", "host").measure(
+            what, Protocol(name="quick"), f"key {number}", step_ms=ms, outcome=outcome
         )
         history.append(read_canary(measured, history, plan))
     run = campaign(store, FakeWorkers())

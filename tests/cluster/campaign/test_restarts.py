@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from campaign_crew import (
+from fakes import (
     BUDGET,
     SPEC,
     FakeLearner,

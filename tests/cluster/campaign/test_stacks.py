@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from campaign_crew import (
+from fakes import (
     BUDGET,
     ONE_DEVICE,
     FakeLearner,
@@ -114,16 +114,6 @@ A100_40GB = ("NVIDIA A100-SXM4-40GB", 40_960.0)
 A100_80GB = ("NVIDIA A100-SXM4-80GB", 81_920.0)
 
 
-class Asked(FakeLearner):
-    def __init__(self):
-        super().__init__()
-        self.cards = []
-
-    def choose(self, request):
-        self.cards.append(request.card)
-        return super().choose(request)
-
-
 @pytest.mark.parametrize(
     ("cards", "learned", "last_card"),
     [
@@ -134,9 +124,9 @@ class Asked(FakeLearner):
     ],
 )  # fmt: skip
 def test_the_learner_gets_the_card_of_a_device_key(store, cards, learned, last_card):
-    learner = Asked()
+    learner = FakeLearner()
     run = ran(store, Nodes(*cards), learner, **(ONE_DEVICE | {"devices": {"source": "a100"}}))
     known = training_labels(store, run.id)
     assert {label.card for label in known.labels} == {learned}
-    assert learner.cards[0] == "a100", "nothing has been measured yet"
-    assert learner.cards[-1] == last_card
+    assert learner.requests[0].card == "a100", "nothing has been measured yet"
+    assert learner.requests[-1].card == last_card

@@ -1,6 +1,6 @@
 """Campaigns and predictions see the same step of a model, also after an update of a library."""
 
-from campaign_crew import FakeWorkers, ran
+from fakes import FakeWorkers, ran
 
 import trappm
 from trappm.cluster.profiles import trace_of
@@ -17,11 +17,6 @@ POOL = {
 }
 
 
-class TracingWorkers(FakeWorkers):
-    def trace_of(self, key):
-        return trace_of(key)
-
-
 def test_an_update_of_a_library_is_seen_by_campaigns_and_predictions_alike(
     store, monkeypatch, tmp_path
 ):
@@ -35,7 +30,7 @@ def test_an_update_of_a_library_is_seen_by_campaigns_and_predictions_alike(
         )  # fmt: skip
 
     def launch():
-        workers = TracingWorkers()
+        workers = FakeWorkers(trace_of=trace_of)
         ran(store, workers, pool={"groups": [POOL]})
         return workers.traced
 

@@ -172,12 +172,19 @@ def test_a_location_that_others_can_share_is_accepted(location):
     check_location(location)
 
 
-@pytest.mark.parametrize(("url", "library"), [("s3://x/y", "s3fs"), ("gs://x/y", "gcsfs")])
-def test_a_missing_library_is_reported_with_its_name(monkeypatch, url, library):
+@pytest.mark.parametrize(
+    ("url", "library", "way"),
+    [
+        ("s3://x/y", "s3fs", r"\(pip install 'trappm\[s3\]'\)"),
+        ("gs://x/y", "gcsfs", r"\(pip install 'trappm\[gcs\]'\)"),
+        ("abfs://x/y", "adlfs", r"\(with pip\)"),
+    ],
+)
+def test_a_missing_library_is_reported_with_its_name(monkeypatch, url, library, way):
     monkeypatch.setitem(sys.modules, library, None)
     protocol = url.partition("://")[0]
     monkeypatch.delitem(import_module("fsspec.registry")._registry, protocol, raising=False)
-    with pytest.raises(MissingLibraryError, match=rf"[Ii]nstall {library}") as error:
+    with pytest.raises(MissingLibraryError, match=rf"[Ii]nstall {library}.*{way}$") as error:
         Registry(url)
     assert "\n" not in str(error.value)
 

@@ -206,10 +206,12 @@ def test_constant_indices_gather_and_windows_unfold():
 
 
 @pytest.mark.extension("onnx")
-def test_lstm_layers_are_single_nodes(tmp_path):
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_are_single_nodes(kind, tmp_path):
     """An image is read as a sequence of columns, as Sequencer does."""
-    lstm = nn.LSTM(3, 5, num_layers=2, batch_first=True, bidirectional=True)
-    model = Function(lambda self, x: self.lstm(x.flatten(2).transpose(1, 2))[0], lstm=lstm).eval()
+    layers = kind(3, 5, num_layers=2, batch_first=True, bidirectional=True)
+    model = Function(lambda self, x: self.layers(x.flatten(2).transpose(1, 2))[0], layers=layers)
+    model.eval()
     file = tmp_path / "rows.onnx"
     images = (torch.randn(2, 3, 4, 4),)
     torch.onnx.export(
@@ -217,7 +219,7 @@ def test_lstm_layers_are_single_nodes(tmp_path):
     )
     template = graph_of(model, 4)
     assert template.content_hash == file_graph(file).content_hash
-    assert collections.Counter(template.operators)["LSTM"] == 2
+    assert collections.Counter(template.operators)[kind.__name__] == 2
     assert template.parameters.sum() == sum(p.numel() for p in model.parameters())
 
 

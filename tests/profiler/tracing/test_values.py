@@ -1,7 +1,10 @@
 """Steps that look at values, and what they are called with."""
 
 import dataclasses
+import math
 from collections import UserDict
+from collections.abc import Mapping
+from types import MappingProxyType, SimpleNamespace
 
 import pytest
 import torch
@@ -69,9 +72,50 @@ def test_a_guard_against_unusual_numbers_changes_nothing_but_a_remark(guard, pha
     assert "looks for" not in " ".join(plain.remarks)
 
 
-def test_a_branch_on_computed_numbers_is_not_guessed():
-    module = classifier(lambda y: raise_if(y.mean() > 1e9))
-    assert ask(module).memory_source == "run on the example"
+GUARDS_BY_VALUES = {
+    "limit": lambda y: raise_if(y.mean() > 1e9),
+    "assert": lambda y: raise_if(not (y.abs() >= 0).all()),
+    "not itself": lambda y: raise_if(y.ne(y).any()),
+    "close": lambda y: raise_if(torch.allclose(y, y + 1)),
+    "math": lambda y: raise_if(math.isnan(y.mean().item())),
+    "loop": lambda y: [None for _ in iter(lambda: bool(y.norm() < 1e9), True)],
+    "to the CPU": lambda y: y.mean().detach().cpu().item(),
+    "NumPy": lambda y: y.detach().cpu().numpy().mean(),
+    "list": lambda y: y.detach().tolist(),
+    "text": lambda y: f"{y.mean():.3f}",
+}
+
+
+@pytest.mark.parametrize("guard", GUARDS_BY_VALUES.values(), ids=GUARDS_BY_VALUES)
+def test_a_step_that_only_looks_at_values_is_known_at_all_batch_sizes(guard):
+    plain, guarded = ask(classifier()), ask(classifier(guard))
+    assert guarded.missing == {}
+    assert guarded.largest_batch == pytest.approx(plain.largest_batch, rel=0.02)
+    assert "they are those of the example" in " ".join(guarded.remarks)
+
+
+@pytest.mark.parametrize("limit", [-1e9, 1e9])
+def test_the_branch_of_the_example_is_taken(limit):
+    """One that widens the output 100,000 times."""
+
+    def body(self, x):
+        y = self.head(x.flatten(1))
+        return y.repeat(1, 100_000) if y.mean() < limit else y
+
+    plain, answer = ask(classifier()), ask(Function(body, head=nn.Linear(3072, 10)))
+    assert (answer.largest_batch < 0.5 * plain.largest_batch) == (limit > 0)
+
+
+def test_a_whole_number_of_the_example_is_not_taken_at_other_batch_sizes():
+    """It may count samples."""
+
+    def body(self, x):
+        y = self.head(x.flatten(1))
+        return y[: int((y > -1e9).any(1).sum())]
+
+    answer = ask(Function(body, head=nn.Linear(3072, 10)))
+    assert answer.memory_source == "run on the example"
+    assert answer.largest_batch is None
 
 
 def test_a_guard_of_known_numbers_looks_at_them():
@@ -87,7 +131,7 @@ def test_a_guard_of_known_numbers_looks_at_them():
 
 def test_a_step_by_values_may_have_a_guard():
     def check(y):
-        raise_if(y.mean() > 1e9)
+        raise_if(len(y.nonzero()) < 0)
         raise_if(torch.isnan(y).any())
 
     assert ask(classifier(check)).memory_source == "run on the example"
@@ -117,6 +161,32 @@ class Batch:
     classes: Tensor
 
 
+class Plain:
+    def __init__(self, images, classes):
+        self.images, self.classes = images, classes
+
+
+class Slots:
+    __slots__ = ("__weakref__", "classes", "images")
+
+    def __init__(self, images, classes):
+        self.images, self.classes = images, classes
+
+
+class ReadOnly(Mapping):
+    def __init__(self, **parts):
+        self._parts = parts
+
+    def __getitem__(self, name):
+        return self._parts[name]
+
+    def __iter__(self):
+        return iter(self._parts)
+
+    def __len__(self):
+        return len(self._parts)
+
+
 class OfBatch(nn.Module):
     """Takes a record, or one in another container, and returns its loss."""
 
@@ -132,8 +202,13 @@ class OfBatch(nn.Module):
 
 @pytest.mark.parametrize(
     "nested",
-    [lambda b: b, lambda b: {"batch": b}, lambda b: (b, 1), lambda b: UserDict(batch=b)],
-)
+    [
+        lambda b: b, lambda b: {"batch": b}, lambda b: (b, 1), lambda b: UserDict(batch=b),
+        lambda b: Plain(b.images, b.classes), lambda b: Slots(b.images, b.classes),
+        lambda b: SimpleNamespace(images=b.images, classes=b.classes),
+        lambda b: ReadOnly(batch=b), lambda b: MappingProxyType({"batch": b}),
+    ],
+)  # fmt: skip
 def test_records_and_containers_of_them_are_batches(nested):
     answer = ask(OfBatch(), (nested(Batch(IMAGES, CLASSES)),), None, loss=lambda loss: loss)
     assert answer.missing == {}
@@ -245,3 +320,28 @@ def test_ctc_has_a_kernel_in_each_pass():
     )
     table = tracer.trace().kernels.table
     assert int(table.counts[table.kinds == KernelKind.OTHER].sum()) == 2
+
+
+def test_a_model_may_return_its_ctc_loss():
+    class Trained(Speech):
+        def forward(self, frames, classes, lengths, target_lengths):
+            return F.ctc_loss(super().forward(frames), classes, lengths, target_lengths)
+
+    lengths = torch.full((8,), 100), torch.full((8,), 20)
+    example = torch.rand(8, 100, 80), torch.randint(1, 30, (8, 20)), *lengths
+    assert ask(Trained(), example, None, loss=lambda loss: loss).missing == {}
+
+
+@pytest.mark.parametrize("phase", ["train", "infer"])
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.jacrev])
+def test_a_model_may_differentiate_by_functions(transform, phase):
+    def body(self, x):
+        return torch.func.vmap(transform(lambda row: self.layers(row).sum()))(x)
+
+    layers = nn.Sequential(nn.Linear(3, 64), nn.Tanh(), nn.Linear(64, 1))
+    targets = {"targets": torch.rand(128, 3), "loss": F.mse_loss} if phase == "train" else {}
+    answer = ask(
+        Function(body, layers=layers), torch.rand(128, 3), **{"targets": None} | targets, phase=phase
+    )
+    assert answer.missing == {}
+    assert answer.largest_batch > 128

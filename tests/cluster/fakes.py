@@ -1,11 +1,17 @@
-"""Workers and a learner for tests of the campaign loop: every fault on demand, nothing is trained.
+"""The fake world of campaigns: one profiler that makes its measurements up, one learner.
 
-The workers make their measurements up; the store and the loop are the real ones.
+Tests of the loop run in milliseconds with `FakeWorkers` and `Inline`, which use the two in this
+process. `actors/emulated_cluster.py` makes Ray actors of them, on a Ray cluster of several nodes.
+The store and the loop are always the real ones.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
+import signal
+import threading
 import time
 import uuid
 from collections import Counter
@@ -22,7 +28,7 @@ from trappm.cluster.messages import CanaryCheck, Choice, Finished, Worker
 from trappm.cluster.profiles import Traced
 from trappm.cluster.spec import CampaignSpec, parse_spec
 from trappm.cluster.training_report import TrainingReport
-from trappm.profiler.host.environment import utc_now
+from trappm.profiler.host.environment import Code, this_code, utc_now
 from trappm.profiler.measuring.attempt import WORKER
 from trappm.profiler.records import (
     GraphTemplate,
@@ -78,9 +84,113 @@ def graph_of(name: str) -> GraphTemplate:
 
 
 def without_step(key, name=None):
-    """A trace with a made-up graph only, of this name or the model's."""
+    """A step whose trace has a made-up graph only, of this name or the model's."""
     graph = graph_of(name or key.model)
-    return Trace(phase=key.phase, graph=graph, allocations=None, kernels=None, refusal="made up")
+    trace = Trace(phase=key.phase, graph=graph, allocations=None, kernels=None, refusal="made up")
+    return Traced(key, trace)
+
+
+OTHER_CODE = Code("0123456789abcdef", "0.2.9")
+
+
+class FakeProfiler:
+    """A profiler that makes its measurements up, in this process or as a Ray actor.
+
+    An actor takes `MEASURE_S` seconds for each, and does what marks in `TRAPPM_HOME` say of its
+    node (`mark`). The first node of the device `BREAKS_FIRST` is out of order.
+
+    Args:
+        device: Key of the device.
+        host: Name of its host; None for an actor, which asks Ray.
+    """
+
+    def __init__(self, device, host=None):
+        self._device, self._node = device, None
+        if host is None:
+            import ray
+
+            self._node = ray.get_runtime_context().get_node_id()
+            host = f"{self._node} {os.getpid()}"
+        self._host = host
+        if self._node and is_marked(self._node, "fails to start"):
+            raise ModuleNotFoundError("No module named 'timm'")
+
+    def stay(self):
+        threading.Event().wait()
+
+    def describe(self):
+        import ray
+
+        from trappm.cluster.actors.profiler_pool import this_process
+
+        if is_marked(self._node, "is out of order") or self._is_first_to_break():
+            refusal = f"host {self._node}: its driver is out of order"
+            return {"host": self._node, "code": this_code(), "refusal": refusal}
+        facts = {
+            "host": self._node, "gpus": [str(gpu) for gpu in ray.get_gpu_ids()],
+            "fingerprint": "stack", "process": this_process(),
+        }  # fmt: skip
+        if is_marked(self._node, "has an earlier version"):  # which does not report its code
+            return facts
+        is_other = is_marked(self._node, "has another version")
+        return facts | {"code": OTHER_CODE if is_other else this_code()}
+
+    def measure(
+        self, configuration, protocol, attempt_key, *, step_ms=10.0, outcome="ok",
+        failed_in="measure",
+    ):  # fmt: skip
+        """A measurement that nobody took."""
+        if self._node:
+            time.sleep(float(os.environ.get("MEASURE_S", "0")))
+            while HOLD.exists():
+                time.sleep(0.1)
+        outcome = Outcome(outcome)
+        simulated = self._device.startswith("simulated:")
+        ok = outcome is Outcome.OK
+        step = StepSummary(median_ms=step_ms, mean_ms=step_ms, iqr_ms=0, p95_ms=step_ms)
+        return Measurement(
+            configuration=configuration,
+            device=self._device,
+            outcome=outcome,
+            protocol=protocol,
+            started_at=utc_now(),
+            duration_s=1.0,
+            attempt_key=attempt_key,
+            provenance=Provenance.SIMULATED if simulated else Provenance.MEASURED,
+            step_samples_ms=(step_ms,) * 8 if ok else (),
+            step=step if ok else None,
+            memory_mib=100.0 if ok else None,
+            missing={} if ok else {"step_time_ms": "no result", "memory_mib": "no result"},
+            message=None if ok else f"made to end as {outcome}",
+            failed_in=None if ok else failed_in,
+            environment={"stack_fingerprint": "stack", "host": self._host},
+        )
+
+    def _is_first_to_break(self):
+        if os.environ.get("BREAKS_FIRST") != self._device:
+            return False
+        first = MARKS / "first"
+        with contextlib.suppress(FileExistsError), first.open("x") as note:
+            note.write(self._node)
+        return first.read_text() == self._node
+
+
+MARKS = Path(os.environ.get("TRAPPM_HOME", "."))
+"""Folder of notes to the actors of an emulated cluster."""
+
+HOLD = MARKS / "hold"
+"""No measurement of an actor ends while there is this file."""
+
+
+def mark(node_id, what):
+    """Say something of a node, until the path that this returns is removed."""
+    path = MARKS / f"{node_id} {what}"
+    path.touch()
+    return path
+
+
+def is_marked(node_id, what):
+    return (MARKS / f"{node_id} {what}").exists()
 
 
 class FakeWorkers:
@@ -97,7 +207,10 @@ class FakeWorkers:
         sick: Workers that cannot measure anything from a start on, by name; each is on a host of
             its own.
         duplicates: Architectures by the names of others with the same layers.
+        trace_of: Traces a step; None: a graph is made up.
     """
+
+    traces_elsewhere = False
 
     def __init__(
         self,
@@ -110,13 +223,12 @@ class FakeWorkers:
         duplicates=None,
         sick=None,
         devices=("cpu-2t", "cpu-1t"),
+        trace_of=None,
     ):
         self.sick = dict(sick or {})
         self.wasted: Counter[str] = Counter()
         """Assignments that sick workers were given, by worker."""
-        self.traces_elsewhere = False
-        self.cancelled = 0
-        """Number of traces that were asked for and cancelled."""
+        self._trace_of = trace_of
         self.at = at
         self.duplicates = duplicates or {}
         self.faults = dict(faults or {})
@@ -143,15 +255,22 @@ class FakeWorkers:
         self._follower, self._lines = Follower(campaign.store, campaign.id), []
 
     def trace(self, keys):
-        return FakeTraces(self, keys)
+        self.traces = FakeTraces(keys, self._traced, self.may_trace)
+        return self.traces
 
     def may_trace(self):
         return True
 
     def trace_of(self, key):
+        if self._trace_of is not None:
+            return self._trace_of(key)
         if key.model == "vgg11":
             return Traced(key, Refusal("too small an input"))
-        return Traced(key, without_step(key, self.duplicates.get(key.model)))
+        return without_step(key, self.duplicates.get(key.model))
+
+    def _traced(self, key):
+        self.traced.append(key)
+        return self.trace_of(key)
 
     def joined(self):
         return [
@@ -210,70 +329,50 @@ class FakeWorkers:
         is_sick = len(self.starts) >= self.sick.get(worker.name, math.inf)
         fault, failed_in = ("error", WORKER) if is_sick else (fault, "measure")
         self.wasted[worker.name] += is_sick and isinstance(task, Assignment)
-        return made_up(
-            task.configuration, worker.device, self._protocol, task.attempt_key,
-            step_ms=cost, outcome=fault or "ok", failed_in=failed_in, host=worker.name,
+        return FakeProfiler(worker.device, worker.name).measure(
+            task.configuration, self._protocol, task.attempt_key,
+            step_ms=cost, outcome=fault or "ok", failed_in=failed_in,
         )  # fmt: skip
 
 
-def made_up(
-    configuration, device, protocol, attempt_key, *, step_ms=10.0, outcome="ok",
-    failed_in="measure", host="host",
-):  # fmt: skip
-    """A measurement that nobody took."""
-    outcome = Outcome(outcome)
-    simulated = device.startswith("simulated:")
-    ok = outcome is Outcome.OK
-    step = StepSummary(median_ms=step_ms, mean_ms=step_ms, iqr_ms=0, p95_ms=step_ms)
-    return Measurement(
-        configuration=configuration,
-        device=device,
-        outcome=outcome,
-        protocol=protocol,
-        started_at=utc_now(),
-        duration_s=1.0,
-        attempt_key=attempt_key,
-        provenance=Provenance.SIMULATED if simulated else Provenance.MEASURED,
-        step_samples_ms=(step_ms,) * 8 if ok else (),
-        step=step if ok else None,
-        memory_mib=100.0 if ok else None,
-        missing={} if ok else {"step_time_ms": "no result", "memory_mib": "no result"},
-        message=None if ok else f"made to end as {outcome}",
-        failed_in=None if ok else failed_in,
-        environment={"stack_fingerprint": "stack", "host": host},
-    )
-
-
 class FakeTraces:
-    """Traces that workers make one by one."""
+    """Traces that are made one by one."""
 
-    def __init__(self, workers, keys):
-        self._workers, self._keys = workers, list(keys)
+    def __init__(self, keys, trace_of=without_step, may_trace=lambda: True):
+        self._left, self._trace_of, self._may_trace = list(keys), trace_of, may_trace
+        self.cancelled = 0
+        """Number of traces that were cancelled."""
 
     def take(self, timeout_s):
-        if not self._workers.may_trace():
-            return []
-        key = self._keys.pop(0)
-        self._workers.traced.append(key)
-        return [self._workers.trace_of(key)]
+        return [self._trace_of(self._left.pop(0))] if self._may_trace() else []
 
     def cancel(self):
-        self._workers.cancelled += len(self._keys)
+        self.cancelled = len(self._left)
 
 
 class Inline:
-    """A learner that works while the campaign waits for it."""
+    """A learner that works while the campaign waits for it.
 
-    def __init__(self, learner):
-        self.learner = learner
+    Args:
+        learner: Learner that is called.
+        seconds: Time that calls take, by method.
+    """
+
+    def __init__(self, learner, seconds=None):
+        self.learner, self._seconds = learner, seconds or {}
 
     def begin(self, method, *arguments):
+        self._ready_at = time.monotonic() + self._seconds.get(method, 0.0)
         self._work = lambda: getattr(self.learner, method)(*arguments)
 
     def progress(self):
         return (0, 0)
 
     def wait(self, timeout_s):
+        if (left_s := self._ready_at - time.monotonic()) > 0:
+            time.sleep(min(left_s, timeout_s))
+        if time.monotonic() < self._ready_at:
+            return False
         try:
             self.result = self._work()
         except UnfinishedError:
@@ -286,13 +385,22 @@ class UnfinishedError(Exception):
 
 
 class FakeLearner:
-    """Picks the first candidates; remembers what it was given."""
+    """A learner that picks the first candidates, and remembers what it was given.
 
-    def __init__(self, snapshot="snap1"):
+    Args:
+        snapshot: Id of the snapshot that it publishes.
+        killed_at: Path that is made when it kills its process, in its first choice; None: it lives.
+    """
+
+    def __init__(self, snapshot="snap1", killed_at=None):
         self.snapshot = snapshot
+        self._killed_at = killed_at and Path(killed_at)
+        self.requests = []
         self.fits: list[Counter] = []
-        self.seen_roles = set()
         self.promoted = None
+
+    def progress(self):
+        return 0, 0
 
     def set_pool(self, pool, traces):
         self.pool = {c.id: c for c, _ in pool}
@@ -309,6 +417,10 @@ class FakeLearner:
         return TrainingReport(devices=devices)
 
     def choose(self, request):
+        if self._killed_at and not self._killed_at.exists():
+            self._killed_at.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.requests.append(request)
         assert not set(request.candidates) & set(request.known)
         chosen = sorted(request.candidates)[: request.count]
         return [Choice(c, {"rank": i}) for i, c in enumerate(chosen)]
