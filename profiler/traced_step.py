@@ -269,7 +269,7 @@ class StepKernels:
         return Kernels(table=self.table, sizes=self.table.sizes_at(batch_size))
 
 
-TRACE_VERSION = 4
+TRACE_VERSION = 5
 """Increased when the tracer changes; steps of earlier versions are traced again."""
 _QUANTIZED = re.compile(r"QuantizeLinear$|QLinear|ConvInteger$|MatMulInteger$|^com\.microsoft\.Q")
 

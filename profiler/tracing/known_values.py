@@ -80,8 +80,9 @@ class KnownValues:
         values = self.get(tensor)
         if values is None and tensor.untyped_storage() in self._uniform:
             self.assumed.add(NO_UNUSUAL)
-            return self._read(self._uniform[tensor.untyped_storage()])
-        number = self._read(None if values is None else values.item())
+            number = self._read(self._uniform[tensor.untyped_storage()])
+        else:
+            number = self._read(None if values is None else values.item())
         return None if isinstance(number, Tensor) else cast("Number | None", number)
 
     def compare(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool | None:

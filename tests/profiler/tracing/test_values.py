@@ -339,9 +339,8 @@ def test_a_model_may_differentiate_by_functions(transform, phase):
         return torch.func.vmap(transform(lambda row: self.layers(row).sum()))(x)
 
     layers = nn.Sequential(nn.Linear(3, 64), nn.Tanh(), nn.Linear(64, 1))
-    targets = {"targets": torch.rand(128, 3), "loss": F.mse_loss} if phase == "train" else {}
-    answer = ask(
-        Function(body, layers=layers), torch.rand(128, 3), **{"targets": None} | targets, phase=phase
-    )
+    options = {"targets": torch.rand(128, 3), "loss": F.mse_loss} if phase == "train" else {}
+    options = {"targets": None, "phase": phase} | options
+    answer = ask(Function(body, layers=layers), torch.rand(128, 3), **options)
     assert answer.missing == {}
     assert answer.largest_batch > 128
