@@ -1,8 +1,7 @@
 """Snapshots: heads, and the encoder of those that need one, as files that run no code when loaded.
 
 Heads are stored by device and phase, each with the settings (precision, layout, optimizer) of its
-labels. A snapshot is written in one step and never changed. Loading checks every byte, and builds
-the heads of a device and phase when they are first used.
+labels. A snapshot is written in one step and never changed. Loading checks every byte.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import dataclasses
 import hashlib
 import platform
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache, cached_property
@@ -123,8 +122,8 @@ class Snapshot:
     encoder_bytes: bytes | None = None
     cards: Mapping[str, str] = field(default_factory=dict)
     """Card behind a device's key, where measurements have named it."""
-    others_bytes: bytes | None = None
-    """File of heads of cards without labels."""
+    others: OtherDevices | None = None
+    """Heads of cards without labels."""
 
     def card(self, device: str) -> str:
         """Return the catalogue's key of a device."""
@@ -139,11 +138,9 @@ class Snapshot:
             SnapshotError: There are none.
         """
         own, card = self._labelled(device, phase), self.card(device)
-        if own is not None and _OF_OTHERS.issubset(own.heads.metrics):
-            return own
-        if self.others_bytes is not None and own is not None:
+        if self.others is not None and own is not None:
             return self.others.completed(own, card, phase)
-        own = own or (None if self.others_bytes is None else self.others.heads(card, phase))
+        own = own or (None if self.others is None else self.others.heads(card, phase))
         if own is not None:
             return own
         if device not in self.heads:
@@ -174,7 +171,7 @@ class Snapshot:
     def _key(self, device: str, phase: Phase) -> str:
         """Return the device with the heads: another form of the same card if it has none."""
         name = read_name(self.card(device))
-        if self.others_bytes is None or phase in self.heads.get(device, {}) or name.part:
+        if self.others is None or phase in self.heads.get(device, {}) or name.part:
             return device
         forms = (k for k in sorted(self.heads) if read_name(self.card(k)).model == name.model)
         alike = (k for k in forms if name.model and not read_name(self.card(k)).part)
@@ -182,7 +179,7 @@ class Snapshot:
 
     def bases(self, device: str, phase: Phase) -> dict[str, str]:
         """Return the basis of each metric's predictions that is not labels of this device."""
-        if self.others_bytes is None:
+        if self.others is None:
             return {}
         key, own = self._key(device, phase), self._labelled(device, phase)
         labelled = () if own is None else own.heads.metrics
@@ -215,20 +212,6 @@ class Snapshot:
         return heads.predict(workloads)
 
     @cached_property
-    def others(self) -> OtherDevices:
-        """Heads of cards without labels, read on first use.
-
-        Raises:
-            SnapshotError: There are none, or they do not fit this version.
-        """
-        if self.others_bytes is None:
-            raise SnapshotError(f"snapshot {self.id} has no heads of cards without labels")
-        try:
-            return OtherDevices.from_tensors(load_tensors(self.others_bytes))
-        except _MISFITS as error:
-            raise _misfit(self.id, error) from error
-
-    @cached_property
     def encoder(self) -> Encoder:
         """Frozen encoder, read on first use.
 
@@ -246,8 +229,6 @@ class Snapshot:
             raise _misfit(self.id, error) from error
 
 
-_OF_OTHERS = frozenset(("step_time_ms", "memory_mib"))
-"""Metrics that cards without labels have heads of."""
 _OTHER_CORES = "labels of other machines' cores"
 _BASES = {
     Basis.STEPS: STEPS_BASIS,
@@ -346,8 +327,6 @@ def _settings(heads: Mapping[str, Mapping[Phase, TrainedHeads]]) -> dict[str, An
 def load_snapshot(folder: Path) -> Snapshot:
     """Load a snapshot after checking every byte against the manifest.
 
-    Heads that do not fit this version raise SnapshotError when they are first used.
-
     Raises:
         SnapshotError: It is missing, damaged, of another format or version, or too large.
     """
@@ -356,46 +335,25 @@ def load_snapshot(folder: Path) -> Snapshot:
     other = [name for name in ours if manifest.feature_schema.get(name) != ours[name]]
     if other:
         raise _misfit(str(folder), ValueError(f"it saw other features of {' and '.join(other)}"))
+    try:
+        heads = {
+            device: {phase: _trained(manifest, contents, device, phase) for phase in phases}
+            for device, phases in manifest.heads.items()
+        }
+        others = None
+        if OTHERS in contents:
+            others = OtherDevices.from_tensors(load_tensors(contents[OTHERS]))
+    except _MISFITS as error:
+        raise _misfit(str(folder), error) from error
     return Snapshot(
         manifest.id,
         manifest,
-        {device: _StoredHeads(folder, manifest, contents, device) for device in manifest.heads},
+        heads,
         manifest.source_device,
         contents.get(ENCODER),
         manifest.cards,
-        contents.get(OTHERS),
+        others,
     )
-
-
-class _StoredHeads(Mapping[Phase, TrainedHeads]):
-    """Heads of a device by phase, each built from its bytes on first use."""
-
-    def __init__(
-        self, folder: Path, manifest: Manifest, contents: Mapping[str, bytes], device: str
-    ) -> None:
-        self._folder, self._manifest, self._contents = folder, manifest, contents
-        self._device = device
-        self._built: dict[Phase, TrainedHeads] = {}
-
-    def __getitem__(self, phase: Phase) -> TrainedHeads:
-        if phase not in self:
-            raise KeyError(phase)
-        if phase not in self._built:
-            try:
-                built = _trained(self._manifest, self._contents, self._device, phase)
-            except _MISFITS as error:
-                raise _misfit(str(self._folder), error) from error
-            self._built[phase] = built
-        return self._built[phase]
-
-    def __contains__(self, phase: object) -> bool:
-        return phase in self._manifest.heads[self._device]
-
-    def __iter__(self) -> Iterator[Phase]:
-        return iter(self._manifest.heads[self._device])
-
-    def __len__(self) -> int:
-        return len(self._manifest.heads[self._device])
 
 
 def _trained(

@@ -133,7 +133,7 @@ class Choice:
         snapshot = self.snapshot_for(device)
         trained = snapshot.trained(device, self.question.phase)
         of_ranks = rank_key(device).ranks > 1  # their steps include communication
-        if snapshot.others_bytes is None or of_ranks:
+        if snapshot.others is None or of_ranks:
             return trained, None
         settings, is_campaign = self.settings(trained), snapshot.manifest.campaign is not None
         if is_campaign and settings.precision in {row.precision for row in trained.settings}:

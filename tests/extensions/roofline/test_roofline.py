@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from safetensors.torch import save
 
 from research.priors.other_devices import errors_of_devices
 from trappm.extensions.roofline.drawing import lines
@@ -93,7 +92,7 @@ def test_step_time_without_labels_equals_predict():
         {(basis, phase): errors for basis in Basis for phase in Phase},
         errors,
     )
-    choice = Choice(Question(batch_size=8), [replace(shipped, others_bytes=save(others.tensors()))])
+    choice = Choice(Question(batch_size=8), [replace(shipped, others=others)])
     subject = subject_of("test_resnet")
     for name, source in (("l4", "data sheet"), ("v100-32gb", "labels of v100-16gb")):
         (roofed,) = roofed_steps(choice, subject, [known_device(name)])

@@ -270,7 +270,7 @@ def test_all_devices_can_be_combined_with_names():
 def test_a_snapshot_without_a_phase_hides_no_other():
     (shipped,) = Choice(Question(snapshot="default")).snapshots
     train = {"h100": {Phase.TRAIN: shipped.heads["h100"][Phase.TRAIN]}}
-    latest = replace(shipped, heads=train, others_bytes=None)
+    latest = replace(shipped, heads=train, others=None)
     answering = [
         Choice(Question(phase=phase), [latest, shipped]).snapshot_for("h100") for phase in Phase
     ]
