@@ -30,7 +30,7 @@ from trappm.profiler.traced_step import (
     TraceSource,
 )
 from trappm.profiler.tracing.fusion import prefers_channels_last
-from trappm.profiler.tracing.known_values import Read
+from trappm.profiler.tracing.known_values import AS_IN_THE_EXAMPLE, Read
 from trappm.profiler.tracing.losses import Loss, default_loss
 from trappm.profiler.tracing.tracer import Tracer
 
@@ -73,7 +73,7 @@ def trace(
     made = step.traced(settings._replace(execution=Execution.EAGER), batch_size)
     if settings.execution is Execution.EAGER or made.kernels is None:
         return made
-    if made.source is TraceSource.RUN:
+    if made.source is TraceSource.RUN or AS_IN_THE_EXAMPLE in (made.remark or ""):
         raise UnsupportedModelError(f"{BY_VALUES}, so parts of it run in eager")
     layouts = [settings]
     if prefers_channels_last(made.kernels.table, phase):

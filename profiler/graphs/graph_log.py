@@ -48,7 +48,7 @@ class GraphLog:
         at_one_batch: True if the graph is of one batch size only, so that an output need not have
             a batch axis.
         by_values: True if the step runs on values, which operators may depend on.
-        is_known: Returns whether the number in a tensor of one element is known.
+        is_known: Returns whether the number that an operator reads from tensors is known.
         types_are_fixed: False if the step casts between types of real numbers by its precision,
             which the graph leaves out.
     """
@@ -60,7 +60,7 @@ class GraphLog:
         *,
         at_one_batch: bool = False,
         by_values: bool = False,
-        is_known: Callable[[Tensor], bool] = lambda _: False,
+        is_known: Callable[[Any, Sequence[Tensor]], bool] = lambda _, __: False,
         types_are_fixed: bool = True,
     ) -> None:
         self._at_one_batch, self._by_values = at_one_batch, by_values
@@ -112,7 +112,7 @@ class GraphLog:
         if self._refusal is not None or not any(self._value(t).depends for t in tensors):
             return _folded
         depends = _needs_values(func, args)
-        if depends and func in _NUMBERS and all(map(self._is_known, tensors)):
+        if depends and func in _NUMBERS and self._is_known(func, tensors):
             return _folded
         if depends and not self._by_values:
             self._refusal = UnsupportedModelError(

@@ -580,8 +580,14 @@ def gru(call: Call) -> list[Value]:
     return _recurrent(call, "GRU", 3, linear_before_reset=1)
 
 
-def rnn(call: Call) -> list[Value]:
-    return _recurrent(call, "RNN", 1, activations=[b"Tanh"] * (2 if call["bidirectional"] else 1))
+def rnn(activation: str) -> Rule:
+    """Return the rule of layers with this activation."""
+
+    def rule(call: Call) -> list[Value]:
+        activations = [activation.encode()] * (2 if call["bidirectional"] else 1)
+        return _recurrent(call, "RNN", 1, activations=activations)
+
+    return rule
 
 
 def _recurrent(call: Call, operator: str, gates: int, **attributes: Any) -> list[Value]:

@@ -10,7 +10,7 @@ from copy import copy
 from dataclasses import dataclass, fields, is_dataclass, replace
 from threading import Lock
 from types import MappingProxyType, ModuleType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from trappm.profiler.errors import InputError, UnsupportedModelError, one_line
 from trappm.profiler.records import MemoryFormat, Phase
@@ -281,29 +281,43 @@ def register_containers(value: object) -> bool:
     Raises:
         InputError: A graph has several kinds of nodes.
     """
-    return _register(value, set())
+    return _register(value, [], {})[0]
 
 
-def _register(value: object, seen: set[int]) -> bool:
-    """Register the containers in a value, except those seen before."""
+def _register(
+    value: object, path: list[int], known: dict[int, tuple[bool, frozenset[int]]]
+) -> tuple[bool, frozenset[int]]:
+    """Register the containers in a value, but no objects that refer to themselves.
+
+    Args:
+        value: Value within the containers of `path`.
+        path: Identities of the values around it.
+        known: Results by the identity of a value.
+
+    Returns:
+        Whether there is a graph in it, and the identities of `path` that it refers to.
+    """
     import torch
     from torch.utils._pytree import SUPPORTED_NODES, register_pytree_node, tree_leaves
 
-    kind = type(value)
-    if isinstance(value, torch.Tensor | torch.nn.Module | type | ModuleType):
-        return False
-    if id(value) in seen:
-        return False
-    seen.add(id(value))
-    if isinstance(value, list | tuple) and kind in SUPPORTED_NODES:
-        return sum([_register(part, seen) for part in value]) > 0
-    graph = _is_graph(kind)
-    parts, changed = _container(kind, graph)
-    values = list(parts(value).values())
-    graphs = sum([_register(part, seen) for part in values])
+    kind, key = type(value), id(value)
+    if key in path:
+        return False, frozenset([key])
+    if key in known or isinstance(value, torch.Tensor | torch.nn.Module) or _is_code(value):
+        return known.get(key, (False, frozenset()))
+    is_sequence = isinstance(value, list | tuple) and kind in SUPPORTED_NODES
+    is_graph = _is_graph(kind)
+    parts, changed = _container(kind, is_graph)
+    values = list(cast("Any", value)) if is_sequence else list(parts(value).values())
+    within = [_register(part, [*path, key], known) for part in values]
+    has_graph = is_graph or any(graph for graph, _ in within)
+    around = frozenset[int]().union(*(references for _, references in within))
+    known[key] = has_graph, around - {key}
     is_record = parts is _attributes_of
+    if around or is_sequence or kind in SUPPORTED_NODES:
+        return known[key]
     if is_record and not any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(values)):
-        return graphs > 0
+        return known[key]
 
     def flatten(container: Any) -> tuple[list[Any], Any]:
         return list(parts(container).values()), container
@@ -314,7 +328,12 @@ def _register(value: object, seen: set[int]) -> bool:
     with _REGISTERING:
         if kind not in SUPPORTED_NODES:
             register_pytree_node(kind, flatten, unflatten)
-    return graphs > 0 or graph
+    return known[key]
+
+
+def _is_code(value: object) -> bool:
+    """Return whether a value is a class, a module of Python or a function."""
+    return callable(value) or isinstance(value, ModuleType)
 
 
 _Parts = dict[str, Any]
@@ -341,10 +360,18 @@ def _fields_of(record: Any) -> _Parts:
 
 def _attributes_of(record: Any) -> _Parts:
     """Return the attributes of an object, those in slots too."""
-    slots = [vars(base).get("__slots__", ()) for base in type(record).__mro__]
-    names = [name for own in slots for name in ((own,) if isinstance(own, str) else own)]
-    own = [name for name in names if not name.startswith("__") and hasattr(record, name)]
-    return {name: getattr(record, name) for name in own} | getattr(record, "__dict__", {})
+    slots = [name for kind in type(record).__mro__ for name in _slots_of(kind)]
+    own = {name: getattr(record, name) for name in slots if hasattr(record, name)}
+    return own | getattr(record, "__dict__", {})
+
+
+def _slots_of(kind: type) -> list[str]:
+    """Return the names of a class's slots, as `setattr` needs them."""
+    slots = vars(kind).get("__slots__", ())
+    names = [slots] if isinstance(slots, str) else list(slots)
+    own = [name for name in names if not name.endswith("__")]
+    private = f"_{kind.__name__.lstrip('_')}"
+    return [private + name if name.startswith("__") else name for name in own]
 
 
 def _with_items(mapping: Any, parts: _Parts) -> Any:
@@ -355,9 +382,19 @@ def _with_items(mapping: Any, parts: _Parts) -> Any:
 
 
 def _with_attributes(record: Any, parts: _Parts) -> Any:
-    changed = copy(record)
-    for name, part in parts.items():
-        object.__setattr__(changed, name, part)  # which may be frozen
+    try:
+        changed = copy(record)
+        own = getattr(changed, "__dict__", {})
+        for name, part in parts.items():
+            if name in own:
+                own[name] = part
+            else:
+                object.__setattr__(changed, name, part)  # which may be frozen
+    except Exception as error:
+        raise InputError(
+            f"a batch of {type(record).__name__} cannot be copied ({one_line(error)}); give its "
+            "tensors"
+        ) from error
     return changed
 
 

@@ -243,7 +243,7 @@ class GpuFunctions(TorchFunctionMode):
             kwargs = {**kwargs, "device": _on_meta(device)}
         elif func in _CONSTRUCTORS:
             kwargs = {**kwargs, "device": "meta"}
-        if func in _READING and args[0].is_meta:
+        if func in _READING and args[0].is_meta and args[1:] != ("",):
             args = args[0].cpu(), *args[1:]
         name = getattr(func, "__name__", "")
         args, kwargs = self._autocast.arguments(name, args, kwargs)

@@ -10,7 +10,7 @@ step is run on the caller's values, and all tensors are computed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,16 @@ NO_UNUSUAL = "The step looks for infinite numbers and NaN; it is taken to find n
 AS_IN_THE_EXAMPLE = "The step looks at values; at all batch sizes they are those of the example."
 ALL_BOXES = "Non-maximum suppression is taken to keep all boxes."
 Number = bool | int | float
-Read = Number | Tensor | None
+
+
+class Read(NamedTuple):
+    """Values that Python read from a tensor of the GPU."""
+
+    kind: str
+    """What was read: a number, a comparison or a copy, and its type."""
+    values: Number | Tensor | None
+
+
 _UNIFORM = frozenset(("any", "all", "amax", "amin"))
 """Operators that are not element by element, but return the value of a uniform tensor."""
 _COUNTS = frozenset(("sum", "count_nonzero"))
@@ -58,6 +67,8 @@ class KnownValues:
         """Storages with values by storages on the meta device."""
         self._uniform = WeakIdKeyDictionary()
         """Value of all elements by storages on the meta device, where it is assumed."""
+        self._host = WeakIdKeyDictionary()
+        """Storages on the CPU that hold copies, and what was computed from them."""
         self.assumed: set[str] = set()
         """Remarks on the assumed values that the step depended on."""
 
@@ -77,19 +88,19 @@ class KnownValues:
 
     def read(self, tensor: Tensor) -> Number | None:
         """Return the value of a tensor with one element, or None if it is unknown."""
-        values = self.get(tensor)
+        kind, values = _number_of(tensor), self.get(tensor)
         if values is None and tensor.untyped_storage() in self._uniform:
             self.assumed.add(NO_UNUSUAL)
-            number = self._read(self._uniform[tensor.untyped_storage()])
+            number = self._read(kind, self._uniform[tensor.untyped_storage()])
         else:
-            number = self._read(None if values is None else values.item())
-        return None if isinstance(number, Tensor) else cast("Number | None", number)
+            number = self._read(kind, None if values is None else values.item())
+        return cast("Number | None", number)
 
     def compare(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool | None:
         """Return what an operator that returns a truth value does; None if it is unknown."""
         with _disable_current_modes():
             result: bool | None = self.results(func, args, kwargs)
-        return cast("bool | None", self._read(result))
+        return cast("bool | None", self._read(str(func), result))
 
     def copy_to_host(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -99,36 +110,64 @@ class KnownValues:
             return None
         with _disable_current_modes():
             known: Tensor | None = self.results(func, args, kwargs)
-            values, shape = self._read(None if known is None else known.clone()), args[0].shape
-            if known is not None or not isinstance(values, Tensor):
-                return known
+            kind, shape = f"copy of {args[0].dtype}", args[0].shape
+            values = self._read(kind, None if known is None else known.clone())
+            if known is not None or values is None:
+                return None if known is None else self._on_host(known)
             if values.shape[1:] != shape[1:]:
                 return None
             if values.shape != shape:  # the example's samples are repeated
                 values = values[torch.arange(shape[0]) % len(values)]
-            return values.clone()
+            return self._on_host(values.clone())
 
-    def _read(self, values: Read) -> Any:
+    def host_result(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Return the result of an operator of tensors that were copied to the CPU, and of others
+        there; NotImplemented for all other operators."""
+        tensors = tensors_of((*args, *kwargs.values()))
+        if any(t.is_meta for t in tensors) or kwargs.get("device") is not None:
+            return NotImplemented
+        if not any(t.untyped_storage() in self._host for t in tensors):
+            return NotImplemented
+        result = func(*args, **kwargs)
+        for tensor in tensors_of((result,)):
+            self._on_host(tensor)
+        return result
+
+    def _on_host(self, tensor: Tensor) -> Tensor:
+        self._host[tensor.untyped_storage()] = True
+        return tensor
+
+    def _read(self, kind: str, values: Any) -> Any:
         """Note values that are read; unknown ones are those of the example, if there are any."""
         if values is None:
-            values = self._next()
+            values = self._next(kind)
             if values is not None:
                 self.assumed.add(AS_IN_THE_EXAMPLE)
-        self.reads.append(values)
+        self.reads.append(Read(kind, values))
         return values
 
-    def has_number(self, tensor: Tensor) -> bool:
-        """Return whether the number in a tensor is known, as that of one on the CPU is."""
-        if not tensor.is_meta:
-            return True
-        storage = tensor.untyped_storage()
-        is_known = storage in self._storages or storage in self._uniform
-        return is_known or self._next() is not None
+    def check_reads(self) -> None:
+        """Raise UnsupportedModelError unless the step read as often as on the example's values."""
+        if self._recorded and len(self.reads) != len(self._recorded):
+            raise UnsupportedModelError("it reads values, and not as often at every batch size")
 
-    def _next(self) -> Read:
+    def knows(self, func: Any, tensors: Sequence[Tensor]) -> bool:
+        """Return whether the number or truth value that an operator reads is known."""
+        if all(not t.is_meta or self._has_value(t.untyped_storage()) for t in tensors):
+            return True
+        is_number = len(tensors) == 1
+        return self._next(_number_of(tensors[0]) if is_number else str(func)) is not None
+
+    def _has_value(self, storage: torch.UntypedStorage) -> bool:
+        return storage in self._storages or storage in self._uniform
+
+    def _next(self, kind: str) -> Any:
         """Return what was read in this place when all tensors were computed."""
         place = len(self.reads)
-        values = self._recorded[place] if place < len(self._recorded) else None
+        read = self._recorded[place] if place < len(self._recorded) else None
+        if read is None or read.kind != kind:
+            return None
+        values = read.values
         if isinstance(values, Tensor):
             return None if is_whole(values) and values.dtype != torch.bool else values
         return values if isinstance(values, (bool, float)) else None
@@ -273,6 +312,10 @@ def check_memory(tensors: Sequence[Tensor]) -> None:
             "its operators depend on values, so it must run on the CPU, which has too little "
             "memory for it; give an example with fewer samples"
         )
+
+
+def _number_of(tensor: Tensor) -> str:
+    return f"number of {tensor.dtype}"
 
 
 def is_whole(tensor: Tensor) -> bool:

@@ -172,6 +172,8 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return read
         if self._values.everything and self._is_of_cpu(func, args, kwargs):
             return self._values.results(func, args, kwargs)
+        if (result := self._values.host_result(func, args, kwargs)) is not NotImplemented:
+            return result
         if is_composite(func):
             return self._composite(func, args, kwargs)
         self._allocations.operator = self._inside or func

@@ -323,7 +323,7 @@ class Tracer:
             tensors,
             at_one_batch=self._single,
             by_values=original is not None,
-            is_known=values.has_number,
+            is_known=values.knows,
             types_are_fixed=settings.precision is Precision.FP32,
         )
         recorder = StepRecorder(allocations, kernels, functions, graph, values)
@@ -336,6 +336,7 @@ class Tracer:
                         _run_backward(loss, values)
                         allocations.note_gradients(model.parameters())
                     del loss
+            values.check_reads()
         except TrappmError:
             raise
         except Exception as error:

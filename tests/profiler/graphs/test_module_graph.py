@@ -206,10 +206,13 @@ def test_constant_indices_gather_and_windows_unfold():
 
 
 @pytest.mark.extension("onnx")
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
-def test_recurrent_layers_are_single_nodes(kind, tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [(nn.LSTM, {}), (nn.GRU, {}), (nn.RNN, {}), (nn.RNN, {"nonlinearity": "relu"})],
+)
+def test_recurrent_layers_are_single_nodes(kind, settings, tmp_path):
     """An image is read as a sequence of columns, as Sequencer does."""
-    layers = kind(3, 5, num_layers=2, batch_first=True, bidirectional=True)
+    layers = kind(3, 5, num_layers=2, batch_first=True, bidirectional=True, **settings)
     model = Function(lambda self, x: self.layers(x.flatten(2).transpose(1, 2))[0], layers=layers)
     model.eval()
     file = tmp_path / "rows.onnx"

@@ -106,6 +106,42 @@ def test_the_branch_of_the_example_is_taken(limit):
     assert (answer.largest_batch < 0.5 * plain.largest_batch) == (limit > 0)
 
 
+def test_work_on_the_host_is_not_of_the_step():
+    def on_host(y):
+        copied = y.mean().detach().cpu()
+        return (copied.exp() * copied + copied.softmax(0).norm()).item()
+
+    read, worked = (ask(classifier(g)) for g in (GUARDS_BY_VALUES["to the CPU"], on_host))
+    assert worked.step_time_ms == pytest.approx(read.step_time_ms)
+    assert worked.memory_mib == read.memory_mib
+
+
+class CheckedOnce(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head, self.is_checked = nn.Linear(3072, 10), False
+
+    def forward(self, x):
+        if not self.is_checked:
+            self.is_checked = True
+            raise_if(x.max() > 1e6)
+        y = self.head(x.flatten(1))
+        return y if y.norm() < 1e9 else y.repeat(1, 100_000)
+
+
+def each_sample(self, x):
+    y = self.head(x.flatten(1))
+    wide = [bool(value) for value in y.sum(1) > 1e9]
+    return y.repeat(1, 100_000) if any(wide) or y.norm() > 1e9 else y
+
+
+@pytest.mark.parametrize(
+    "module", [CheckedOnce(), Function(each_sample, head=nn.Linear(3072, 10))], ids=["once", "each"]
+)
+def test_values_that_are_not_read_each_time_are_those_of_one_batch_size(module):
+    assert ask(module).memory_source == "run on the example"
+
+
 def test_a_whole_number_of_the_example_is_not_taken_at_other_batch_sizes():
     """It may count samples."""
 
@@ -167,10 +203,19 @@ class Plain:
 
 
 class Slots:
-    __slots__ = ("__weakref__", "classes", "images")
+    __slots__ = ("__classes", "__weakref__", "images")
 
     def __init__(self, images, classes):
-        self.images, self.classes = images, classes
+        self.images, self.__classes = images, classes
+
+    @property
+    def classes(self):
+        return self.__classes
+
+
+class Uncopied(Plain):
+    def __copy__(self):
+        raise RuntimeError("holds a lock")
 
 
 class ReadOnly(Mapping):
@@ -214,6 +259,32 @@ def test_records_and_containers_of_them_are_batches(nested):
     assert answer.missing == {}
     assert answer.batch_size == 16
     assert answer.largest_batch > 16
+
+
+def test_an_object_that_cannot_be_copied_is_refused_in_one_line():
+    with pytest.raises(trappm.TrappmError, match=r"Uncopied cannot be copied \(holds a lock\)"):
+        ask(OfBatch(), (Uncopied(IMAGES, CLASSES),), None, loss=lambda loss: loss)
+
+
+def test_objects_that_refer_to_themselves_and_functions_stay_what_they_are():
+    """They are passed on, and containers elsewhere keep them."""
+
+    class Node:
+        def __init__(self):
+            self.mask, self.me = CLASSES, [self]
+
+    def scale(x):
+        return x
+
+    scale.factor = torch.ones(1)
+
+    def body(self, x, node, scale):
+        assert node.me[0] is node
+        return self.head(scale(x).flatten(1))
+
+    answer = ask(Function(body, head=nn.Linear(3072, 10)), (IMAGES, Node(), scale))
+    assert answer.missing == {}
+    assert torch.utils._pytree.tree_leaves({"scale": scale}) == [scale]
 
 
 class Forces(nn.Module):
@@ -342,5 +413,7 @@ def test_a_model_may_differentiate_by_functions(transform, phase):
     options = {"targets": torch.rand(128, 3), "loss": F.mse_loss} if phase == "train" else {}
     options = {"targets": None, "phase": phase} | options
     answer = ask(Function(body, layers=layers), torch.rand(128, 3), **options)
+    plain = ask(layers, torch.rand(128, 3), **options | {"targets": torch.rand(128, 1)[:, :1]})
     assert answer.missing == {}
     assert answer.largest_batch > 128
+    assert answer.step_time_ms > 1.5 * plain.step_time_ms  # a backward pass within the forward one
