@@ -15,7 +15,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, cast
 
@@ -47,7 +47,8 @@ _T = TypeVar("_T")
 
 
 def with_settings(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Show `Settings` in the signature of a function that has them as `**settings`."""
+    """Show `Settings` in the signature of a function that has them as `**settings`, and check calls
+    against it."""
     own = inspect.signature(function)
     parameters = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
     for name, kind in Settings.__annotations__.items():
@@ -60,8 +61,18 @@ def with_settings(function: Callable[_P, _T]) -> Callable[_P, _T]:
                 annotation=kind.__forward_arg__,
             )
         )
-    function.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
-    return function
+    signature = own.replace(parameters=parameters)
+
+    @wraps(function)
+    def checked(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{function.__name__}() {error}") from None
+        return function(*args, **kwargs)
+
+    checked.__signature__ = signature  # type: ignore[attr-defined]
+    return checked
 
 
 @with_settings
