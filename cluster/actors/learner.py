@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError, RuntimeEnvSetupError
 
 from trappm.cluster.learning.campaign_learner import CampaignLearner
 from trappm.cluster.ray_runtime import first_line, last_line, learner_options
@@ -107,10 +107,6 @@ class LearnerHandle:
             return False
         try:
             self.result = ray.get(self._reference)
-        except RayActorError as error:
-            why = last_line(error) if error.actor_init_failed else first_line(error)
-            self._repeat(why, error)
-            return False
         except RayTaskError as error:
             if isinstance(error.cause, TrappmError):
                 raise error.cause from error
@@ -118,6 +114,12 @@ class LearnerHandle:
                 self._repeat("out of memory", error)
                 return False
             raise CampaignError(f"the learner failed: {error.cause}") from error
+        except RayError as error:  # its process or node is gone, or could not be prepared
+            is_new = isinstance(error, RuntimeEnvSetupError) or (
+                isinstance(error, RayActorError) and error.actor_init_failed
+            )
+            self._repeat(last_line(error) if is_new else first_line(error), error)
+            return False
         method, arguments = self._call
         if method in STATEFUL:
             self._state[method] = arguments
@@ -132,7 +134,7 @@ class LearnerHandle:
         if ray.wait([self._asked], timeout=0)[0]:
             try:
                 self._progress = ray.get(self._asked)
-            except RayActorError:  # the call itself reports it
+            except RayError:  # the call itself reports it
                 return self._progress
             self._has_started = True
             self._ask_progress()

@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 import ray
-from ray.exceptions import ActorUnschedulableError, RayActorError, RayError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 
 from trappm.cluster.messages import Finished, Task, Worker
 from trappm.cluster.profiles import TraceTasks
@@ -83,8 +83,6 @@ class ProfilerActor:
 
         The `refusal` is the reason if it cannot measure here.
         """
-        from trappm.profiler.devices import open_device
-
         facts = {
             "code": this_code(),
             "host": ray.get_runtime_context().get_node_id(),
@@ -93,6 +91,8 @@ class ProfilerActor:
             "gpus": [str(gpu) for gpu in ray.get_gpu_ids()],
         }
         try:
+            from trappm.profiler.devices import open_device
+
             environment = open_device(self._device).environment()
         except Exception as error:  # a library that is missing or broken there, too
             return facts | {"refusal": f"host {platform.node()}: {one_line(error)}"}
@@ -295,8 +295,8 @@ class ProfilerPool:
         profiler = self._joining[reference]
         try:
             facts = ray.get(reference)
-        except (RayActorError, ActorUnschedulableError) as error:  # it ended before it joined
-            del self._joining[reference]
+        except RayError as error:  # it ended before it joined, or could not describe itself
+            ray.kill(self._joining.pop(reference).actor)
             self._note_failed_start(profiler.device, error)
             return
         name = facts.get("host_name", facts["host"])  # earlier versions report neither
