@@ -190,8 +190,8 @@ class ProfilerPool:
         """Running tasks with the times at which they count as hung."""
         self._alive: dict[Any, _Profiler] = {}
         """Calls that fail when their profiler ends, and never return."""
-        self._not_begun: list[Finished] = []
-        """Tasks that were given to workers which had just ended."""
+        self._finished: list[Finished] = []
+        """Finished tasks that were not returned yet."""
         self._recruited_at = -RECRUIT_S
 
     def trace(self, keys: Sequence[TraceKey]) -> TraceTasks:
@@ -370,7 +370,7 @@ class ProfilerPool:
     def start(self, worker: Worker, task: Task, protocol: MeasuringProtocol) -> None:
         if worker.name not in self._profilers:
             gone = "the profiler was gone already"
-            self._not_begun.append(Finished(worker, task, None, gone, is_lost=True))
+            self._finished.append(Finished(worker, task, None, gone, is_lost=True))
             return
         actor = self._profilers[worker.name].actor
         reference = actor.measure.remote(task.configuration, protocol, task.attempt_key)
@@ -381,30 +381,40 @@ class ProfilerPool:
         return [(worker, task) for worker, task, _ in self._running.values()]
 
     def wait(self, timeout_s: float) -> Sequence[Finished]:
-        """Return what has finished, as soon as something has."""
-        if self._not_begun:
-            finished, self._not_begun = self._not_begun, []
-            return finished
+        """Return what has finished, as soon as something has.
+
+        Raises:
+            DeviceError: A device cannot measure, and no other node can join. What has finished is
+                left to `collect`.
+        """
+        if self._finished:
+            return self.collect()
         awaited = [*self._running, *self._joining, *self._alive]
         if not awaited:
             time.sleep(min(timeout_s, POLL_S))
             return []
         ray.wait(awaited, timeout=timeout_s)  # for the first one
         ready, _ = ray.wait(awaited, num_returns=len(awaited), timeout=0)
-        finished = self.collect()
+        self._take_results()
         for reference in ready:
             if reference in self._joining:
                 self._welcome(reference)
         for reference in ready:
             if reference in self._alive:
                 self._remove(self._alive.pop(reference))
-        return finished + self._dismiss_hung()
+        self._dismiss_hung()
+        return self.collect()
 
     def collect(self) -> list[Finished]:
         """Return what has finished, without waiting."""
+        self._take_results()
+        finished, self._finished = self._finished, []
+        return finished
+
+    def _take_results(self) -> None:
         running = list(self._running)
         ready = ray.wait(running, num_returns=len(running), timeout=0)[0] if running else []
-        return [self._collect(reference) for reference in ready]
+        self._finished += [self._collect(reference) for reference in ready]
 
     def _remove(self, profiler: _Profiler) -> None:
         """Remove a profiler whose process has ended while it had nothing to do."""
@@ -413,7 +423,7 @@ class ProfilerPool:
         if worker is not None and not is_busy and self._profilers.get(worker.name) is profiler:
             del self._profilers[worker.name]
 
-    def _dismiss_hung(self) -> list[Finished]:
+    def _dismiss_hung(self) -> None:
         """Dismiss the profilers whose task is beyond its time limit."""
         now = time.monotonic()
         hung = [(worker, task) for worker, task, limit in self._running.values() if now > limit]
@@ -421,7 +431,7 @@ class ProfilerPool:
             self.dismiss(worker)
             self.tell(f"{worker.device}  {worker.name} was dismissed: it does not answer")
         why = "the profiler has not answered within its time limit"
-        return [Finished(worker, task, None, why) for worker, task in hung]
+        self._finished += [Finished(worker, task, None, why) for worker, task in hung]
 
     def _collect(self, reference: Any) -> Finished:
         worker, task, _ = self._running.pop(reference)

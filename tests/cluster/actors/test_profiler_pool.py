@@ -1,6 +1,6 @@
 """The pool of profiler actors without a campaign: who joins, who leaves, and what is returned.
 
-Fast tests have a fake Ray in their process (`fake_ray`), slow ones a real cluster: each is a program
+Fast tests have a fake Ray in their process (`fake_ray`). Slow ones have a real cluster in a program
 of its own (`pool_scenarios`), since Ray reads its environment at its import.
 """
 
@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 from fake_ray import PENDING, FakeRay
+from fakes import FakeProfiler
 from ray.exceptions import ActorUnschedulableError, OutOfMemoryError, RuntimeEnvSetupError
 from ray.exceptions import RayTaskError as TaskError
 
@@ -23,9 +24,14 @@ from trappm.cluster.actors.profiler_pool import (
     ProfilerPool,
     pause_after,
 )
+from trappm.cluster.messages import CanaryCheck
+from trappm.profiler.errors import DeviceError
 from trappm.profiler.host.environment import this_code
+from trappm.profiler.records import QUICK, Configuration
 
 A100 = "a100"
+STEP = Configuration(architecture="resnet18", batch_size=1, input_size=64)
+MEASURED = FakeProfiler(A100, "host").measure(STEP, QUICK, "key")
 
 
 def node(gpus):
@@ -79,6 +85,27 @@ def test_a_profiler_that_cannot_join_costs_the_others_nothing(pool, error, why):
     (line,) = news
     assert "a profiler ended before it could measure (" in line
     assert why in line
+
+
+def test_what_was_measured_is_returned_although_a_node_has_failed(pool):
+    """On a single machine a device that cannot measure ends the campaign."""
+    broken = described(2) | {"refusal": "its driver is out of order"}
+    second = [PENDING, broken]
+
+    def result(call):
+        if call.method == "measure":
+            return MEASURED
+        return second[0] if (call.actor, call.method) == (2, "describe") else None
+
+    made, _, _ = pool(result, may_grow=False)
+    made.wait(0)
+    (worker,) = made.joined()
+    made.start(worker, task := CanaryCheck(STEP), QUICK)
+    del second[0]
+    with pytest.raises(DeviceError, match="out of order"):
+        made.wait(0)
+    assert [(x.task, x.measurement) for x in made.collect()] == [(task, MEASURED)]
+    assert made.collect() == []
 
 
 def test_a_node_without_a_library_refuses_to_measure(monkeypatch):
