@@ -103,10 +103,11 @@ class LearnerHandle:
             TrappmError: The learner failed.
         """
         self.progress()
-        if not ray.wait([self._reference], timeout=timeout_s)[0]:
+        if not ray.wait(self._references[-1:], timeout=timeout_s)[0]:
             return False
         try:
-            self.result = ray.get(self._reference)
+            for reference in self._references:  # an earlier call's error is the cause of others
+                self.result = ray.get(reference)
         except RayTaskError as error:
             if isinstance(error.cause, TrappmError):
                 raise error.cause from error
@@ -160,13 +161,14 @@ class LearnerHandle:
 
     def _submit(self) -> None:
         """Send the call, after those that a new process needs before it."""
-        method, arguments = self._call
+        method, _ = self._call
         self._progress = (0, 0)
-        for earlier, given in self._state.items() if self._is_new else ():
-            if earlier != method:
-                getattr(self._actor, earlier).remote(*given)
+        earlier = self._state.items() if self._is_new else ()
+        calls = [(name, given) for name, given in earlier if name != method]
         self._is_new = False
-        self._reference = getattr(self._actor, method).remote(*arguments)
+        self._references = [
+            getattr(self._actor, name).remote(*given) for name, given in (*calls, self._call)
+        ]
 
     def _repeat(self, why: str, error: Exception) -> None:
         """Repeat the call on a new process."""
