@@ -682,16 +682,8 @@ class Campaign:
             self.note("published", note)
         self._seen = None
         self._look()  # the last moment for an order
-        try:
-            yield from self._call("publishing", "promote", to or self.snapshots, snapshot)
-            self._tell(news=self.learner.result)
-        except LearnerError as error:
-            at = f" --registry {to}" if to else ""
-            self.note(
-                "published",
-                f"snapshot {snapshot} is published, but not the latest ({error.cause}); "
-                f"name it with: trappm snapshot push {snapshot} --alias latest{at}",
-            )
+        yield from self._call("publishing", "promote", to or self.snapshots, snapshot)
+        self._tell(news=self.learner.result)
         self._finish(f"snapshot {snapshot}{f' in {to}' if to else ''}", snapshot)
 
     def _finish(self, message: str, snapshot: str | None) -> None:
