@@ -14,7 +14,7 @@ import platform
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -192,6 +192,7 @@ class ProfilerPool:
         """Calls that fail when their profiler ends, and never return."""
         self._finished: list[Finished] = []
         """Finished tasks that were not returned yet."""
+        self._set_aside = frozenset[str]()
         self._recruited_at = -RECRUIT_S
 
     def trace(self, keys: Sequence[TraceKey]) -> TraceTasks:
@@ -221,11 +222,19 @@ class ProfilerPool:
         """Return how many profilers of a device the cluster's GPUs have room for, now."""
         return self._kinds[device].room
 
-    def want(self, wanted: Mapping[str, int], at_most: Mapping[str, int]) -> None:
+    def want(
+        self, wanted: Mapping[str, int], at_most: Mapping[str, int], set_aside: Collection[str] = ()
+    ) -> None:
         """Announce by device how many profilers have work, and how many there may be at most.
 
         Where there is no work, none need join. What are too many give their GPUs to others.
+
+        Args:
+            wanted: Number of profilers by device, those that are set aside included.
+            at_most: Number of profilers by device, those that are set aside included.
+            set_aside: Names of workers that measure nothing and keep their GPUs.
         """
+        self._set_aside = frozenset(set_aside)
         for device, kind in self._kinds.items():
             kind.at_most = at_most.get(device, kind.at_most)
             if wanted.get(device, 0) > kind.wanted:
@@ -272,8 +281,8 @@ class ProfilerPool:
 
     def _release_idle(self, device: str, count: int) -> None:
         """Give GPUs back that have no work, or that are for another campaign."""
-        busy = {worker.name for worker, _, _ in self._running.values()}
-        idle = [n for n, p in self._profilers.items() if p.device == device and n not in busy]
+        needed = {worker.name for worker, _, _ in self._running.values()} | self._set_aside
+        idle = [n for n, p in self._profilers.items() if p.device == device and n not in needed]
         for name in idle[: max(count, 0)]:
             ray.kill(self._profilers.pop(name).actor)
 

@@ -244,7 +244,13 @@ class Campaign:
     # The workers: they come and go.
 
     def _want_workers(self, standing: Standing) -> None:
-        """Tell the pool how many workers have work, and how many there may be."""
+        """Tell the pool how many workers have work, and how many there may be.
+
+        Others take the place of workers that are set aside.
+        """
+        able = self._able()
+        idle = [worker for worker in self._workers.values() if worker not in able]
+        set_aside = Counter(worker.device for worker in idle)
         counts, rivals = waiting(standing, self._course, self._knows), self._rivals()
         at_work = Counter(worker.device for worker, _ in self.workers.running())
         wanted, at_most = {}, {}
@@ -253,11 +259,14 @@ class Campaign:
             mine = Need(counts[device], at_work[device], most)
             at_most[device] = most_workers(mine, rivals[device], self.workers.room(device))
             wanted[device] = min(mine.workers, at_most[device])
+            if wanted[device]:
+                wanted[device] += set_aside[device]
+            at_most[device] += set_aside[device]
             joined = sum(worker.device == device for worker in self._workers.values())
             self.metric("queue", device, counts[device])
             self.metric("workers", device, joined)
             self.metric("busy_share", device, at_work[device] / joined if joined else 0.0)
-        self.workers.want(wanted, at_most)
+        self.workers.want(wanted, at_most, [worker.name for worker in idle])
 
     def _rivals(self) -> Mapping[str, list[Need]]:
         """Return the work of other campaigns on the same GPUs, read every few seconds."""

@@ -285,7 +285,7 @@ class FakeWorkers:
     def room(self, device):
         return 0
 
-    def want(self, wanted, at_most):
+    def want(self, wanted, at_most, set_aside=()):
         pass
 
     def collect(self):

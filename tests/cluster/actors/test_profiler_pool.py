@@ -87,6 +87,19 @@ def test_a_profiler_that_cannot_join_costs_the_others_nothing(pool, error, why):
     assert why in line
 
 
+def test_a_worker_that_was_set_aside_keeps_its_gpu_without_work(pool, monkeypatch):
+    made, ray, _ = pool(lambda call: None)
+    made.wait(0)
+    bad, _ = made.joined()
+    monkeypatch.setattr(module, "RELEASE_S", 0.0)
+    monkeypatch.setattr(module, "RECRUIT_S", 0.0)
+    made.want({A100: 0}, {A100: 9}, [bad.name])
+    assert made.joined() == [bad]
+    assert ray.killed == [2]
+    made.want({A100: 0}, {A100: 8})  # its time is up
+    assert made.joined() == []
+
+
 def test_what_was_measured_is_returned_although_a_node_has_failed(pool):
     """On a single machine a device that cannot measure ends the campaign."""
     broken = described(2) | {"refusal": "its driver is out of order"}
