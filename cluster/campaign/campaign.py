@@ -424,7 +424,9 @@ class Campaign:
             else:
                 measurement, after = settled[task.id]
                 is_label = makes_label(measurement)
-                if is_label or not is_final(measurement.outcome):
+                if measurement.is_fault_of_worker:
+                    self.metric("losses", task.device, 1)
+                elif is_label or not is_final(measurement.outcome):
                     self.metric("labels" if is_label else "failures", task.device, 1)
                 self._checks.take_outcome(worker, measurement)
             if after.state is AssignmentState.FAILED:

@@ -30,8 +30,8 @@ from trappm.cluster.spec import CampaignSpec, parse_spec
 from trappm.cluster.training_report import TrainingReport
 from trappm.profiler.errors import CampaignError, TrappmError
 from trappm.profiler.host.environment import Code, this_code, utc_now
-from trappm.profiler.measuring.attempt import WORKER
 from trappm.profiler.records import (
+    WORKER,
     GraphTemplate,
     Measurement,
     Outcome,
