@@ -176,7 +176,8 @@ class Campaign:
             raise
         except Exception as error:
             if isinstance(error, StoreError):
-                self.store = self.store.impatient()  # its time is up, and it is not waited again
+                # Its time is up, and it is not waited for again.
+                self.store = self._checks.store = self.store.impatient()
             with contextlib.suppress(StoreError):  # the first error is the one to report
                 self._end(CampaignState.FAILED, str(error))
             raise
