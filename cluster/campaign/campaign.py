@@ -232,6 +232,8 @@ class Campaign:
         now = self.clock()
         if self._seen is None or now >= self._look_at:
             self._report_activity()
+            # Nodes that trace may come and go.
+            self._course = replace(self._course, traces_elsewhere=self.workers.traces_elsewhere)
             self._seen = self.store.campaigns.standing(self.id)
             self._look_at = now + LOOK_S
             if self._seen.state is not CampaignState.RUNNING:
