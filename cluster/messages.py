@@ -59,7 +59,7 @@ class ChoiceRequest:
     known: Sequence[str]
     """Configurations that training on this device learns from, measured or to be measured."""
     unsteady: Mapping[str, int] = field(default_factory=dict)
-    """Candidates that failed as unstable, with their numbers of attempts."""
+    """Candidates that failed as unstable, with their numbers of failed attempts."""
     capacity_mib: float | None = None
     """Memory of the device: measured, or else from its name or host."""
     card: str | None = None

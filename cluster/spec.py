@@ -203,7 +203,7 @@ class CampaignSpec(CampaignBudget):
     cost: bool = False
     """True if strategy `ours` divides by the predicted step time."""
     max_attempts: int = Field(default=3, ge=1, le=10)
-    """Number of attempts at a configuration before it is given up."""
+    """Number of failures of a configuration after which it is abandoned (timeouts: two at most)."""
     canary: CanaryPlan | None = Field(default_factory=CanaryPlan)
     """Repeated reference measurement that detects drift; `false` or `null`: none."""
     registry: Annotated[str, Field(max_length=1000), AfterValidator(_location)] | None = None

@@ -5,8 +5,8 @@ A lease gives an assignment to one worker, so that no two measure the same:
            lease_next               record: ok, oom, unsupported
     open -----------> leased -------------------------------------> done
       ^                 |
-      +-----------------+  a failure (what the step itself did), a loss (of its worker), or an
-      |                    interruption, which does not count
+      +-----------------+  a failure (what the step itself did), a loss (its worker is gone or
+      |                    cannot measure), or an interruption, which does not count
       +--> failed          after `max_attempts` failures or `MAX_LOSSES` losses
 
 Assignments are handed out by the round in which they are due, then by failures, then by rank. One

@@ -152,7 +152,8 @@ class Measurements(Repository):
         stack and protocol stays, with two exceptions: a measured label replaces one that is not,
         and a label with values replaces a censored one of the same provenance. An impossible metric
         (0 or less, or not a number) is stored as missing, with the reason. A failure that arrives
-        after its lease was lost does not take the lease from another worker.
+        after its lease was lost does not take the lease from another worker. A fault of the worker
+        itself counts as its loss.
 
         Args:
             results: Attempts, under the `Assignment.attempt_key` of their leases, each with the id
@@ -316,6 +317,8 @@ def _settled(assignment: Assignment, measurement: Measurement, max_attempts: int
         return assignment.ended(AssignmentState.DONE)
     is_of_lease = measurement.attempt_key == assignment.attempt_key
     if is_of_lease and assignment.state is AssignmentState.LEASED:
+        if measurement.is_fault_of_worker:
+            return assignment.lost()
         return assignment.failed(attempts_allowed(measurement.outcome, max_attempts))
     return assignment
 

@@ -161,7 +161,7 @@ class Owners(Repository):
         """Finish a running campaign and record the id of its snapshot, all or nothing.
 
         Returns:
-            False if an order to stop came first; nothing is published then.
+            False if an order to stop came first; the campaign publishes again when it is resumed.
         """
         row = existing(session, campaign_id)
         if row.state is CampaignState.FINISHED:

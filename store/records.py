@@ -231,7 +231,7 @@ class Assignment:
     failures: int = 0
     """Number of attempts that the step itself failed."""
     losses: int = 0
-    """Number of leases that ended because a worker was lost."""
+    """Number of leases that ended because a worker was lost, or could not measure anything."""
     worker: str | None = None
     host: str | None = None
     """Node of the worker."""
@@ -250,7 +250,7 @@ class Assignment:
         return replace(self._open_below(self.failures + 1, limit), failures=self.failures + 1)
 
     def lost(self) -> Self:
-        """Return the assignment after the loss of its worker: open, or abandoned at last."""
+        """Return the assignment after a fault of its worker: open, or abandoned at last."""
         return replace(self._open_below(self.losses + 1, MAX_LOSSES), losses=self.losses + 1)
 
     def _open_below(self, count: int, limit: int) -> Self:

@@ -351,6 +351,8 @@ class MeasurementRow(Base):
         together("step_summary", "step_median_ms", "step_mean_ms", "step_iqr_ms", "step_p95_ms"),
         CheckConstraint("duration_s >= 0", name="duration_s"),
         Index(None, "configuration_id", "device_id"),
+        # Sums of a campaign's attempts, which are read after each record.
+        Index(None, "campaign_id", "device_id", "duration_s"),
         Index(None, "outcome", "id", unique=True),  # target of the foreign key of labels
     )
 
@@ -455,7 +457,7 @@ class EventRow(Base):
 
 METADATA = Base.metadata
 
-SCHEMA = "0019"
+SCHEMA = "0020"
 """Version of this schema."""
 VERSION_TABLE = Table(
     "alembic_version", METADATA, Column("version_num", String(32), primary_key=True)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError, RuntimeEnvSetupError
 
 from trappm.cluster.learning.campaign_learner import CampaignLearner
 from trappm.cluster.ray_runtime import first_line, last_line, learner_options
@@ -103,14 +103,11 @@ class LearnerHandle:
             TrappmError: The learner failed.
         """
         self.progress()
-        if not ray.wait([self._reference], timeout=timeout_s)[0]:
+        if not ray.wait(self._references[-1:], timeout=timeout_s)[0]:
             return False
         try:
-            self.result = ray.get(self._reference)
-        except RayActorError as error:
-            why = last_line(error) if error.actor_init_failed else first_line(error)
-            self._repeat(why, error)
-            return False
+            for reference in self._references:  # an earlier call's error is the cause of others
+                self.result = ray.get(reference)
         except RayTaskError as error:
             if isinstance(error.cause, TrappmError):
                 raise error.cause from error
@@ -118,6 +115,12 @@ class LearnerHandle:
                 self._repeat("out of memory", error)
                 return False
             raise CampaignError(f"the learner failed: {error.cause}") from error
+        except RayError as error:  # its process or node is gone, or could not be prepared
+            is_new = isinstance(error, RuntimeEnvSetupError) or (
+                isinstance(error, RayActorError) and error.actor_init_failed
+            )
+            self._repeat(last_line(error) if is_new else first_line(error), error)
+            return False
         method, arguments = self._call
         if method in STATEFUL:
             self._state[method] = arguments
@@ -132,7 +135,7 @@ class LearnerHandle:
         if ray.wait([self._asked], timeout=0)[0]:
             try:
                 self._progress = ray.get(self._asked)
-            except RayActorError:  # the call itself reports it
+            except RayError:  # the call itself reports it
                 return self._progress
             self._has_started = True
             self._ask_progress()
@@ -158,13 +161,14 @@ class LearnerHandle:
 
     def _submit(self) -> None:
         """Send the call, after those that a new process needs before it."""
-        method, arguments = self._call
+        method, _ = self._call
         self._progress = (0, 0)
-        for earlier, given in self._state.items() if self._is_new else ():
-            if earlier != method:
-                getattr(self._actor, earlier).remote(*given)
+        earlier = self._state.items() if self._is_new else ()
+        calls = [(name, given) for name, given in earlier if name != method]
         self._is_new = False
-        self._reference = getattr(self._actor, method).remote(*arguments)
+        self._references = [
+            getattr(self._actor, name).remote(*given) for name, given in (*calls, self._call)
+        ]
 
     def _repeat(self, why: str, error: Exception) -> None:
         """Repeat the call on a new process."""

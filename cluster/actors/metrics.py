@@ -12,7 +12,7 @@ from ray.util.metrics import Counter, Gauge
 COUNTERS = {
     "labels": "Measurements that gave a label.",
     "failures": "Attempts that the step itself failed.",
-    "losses": "Attempts whose worker or node was lost.",
+    "losses": "Attempts whose worker or node was lost or faulty.",
 }
 GAUGES = {
     "queue": "Assignments that wait for a worker.",

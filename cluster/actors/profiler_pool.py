@@ -14,13 +14,13 @@ import platform
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import psutil
 import ray
-from ray.exceptions import ActorUnschedulableError, RayActorError, RayError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 
 from trappm.cluster.messages import Finished, Task, Worker
 from trappm.cluster.profiles import TraceTasks
@@ -83,8 +83,6 @@ class ProfilerActor:
 
         The `refusal` is the reason if it cannot measure here.
         """
-        from trappm.profiler.devices import open_device
-
         facts = {
             "code": this_code(),
             "host": ray.get_runtime_context().get_node_id(),
@@ -93,6 +91,8 @@ class ProfilerActor:
             "gpus": [str(gpu) for gpu in ray.get_gpu_ids()],
         }
         try:
+            from trappm.profiler.devices import open_device
+
             environment = open_device(self._device).environment()
         except Exception as error:  # a library that is missing or broken there, too
             return facts | {"refusal": f"host {platform.node()}: {one_line(error)}"}
@@ -190,8 +190,9 @@ class ProfilerPool:
         """Running tasks with the times at which they count as hung."""
         self._alive: dict[Any, _Profiler] = {}
         """Calls that fail when their profiler ends, and never return."""
-        self._not_begun: list[Finished] = []
-        """Tasks that were given to workers which had just ended."""
+        self._finished: list[Finished] = []
+        """Finished tasks that were not returned yet."""
+        self._set_aside = frozenset[str]()
         self._recruited_at = -RECRUIT_S
 
     def trace(self, keys: Sequence[TraceKey]) -> TraceTasks:
@@ -221,11 +222,19 @@ class ProfilerPool:
         """Return how many profilers of a device the cluster's GPUs have room for, now."""
         return self._kinds[device].room
 
-    def want(self, wanted: Mapping[str, int], at_most: Mapping[str, int]) -> None:
+    def want(
+        self, wanted: Mapping[str, int], at_most: Mapping[str, int], set_aside: Collection[str] = ()
+    ) -> None:
         """Announce by device how many profilers have work, and how many there may be at most.
 
         Where there is no work, none need join. What are too many give their GPUs to others.
+
+        Args:
+            wanted: Number of profilers by device, those that are set aside included.
+            at_most: Number of profilers by device, those that are set aside included.
+            set_aside: Names of workers that measure nothing and keep their GPUs.
         """
+        self._set_aside = frozenset(set_aside)
         for device, kind in self._kinds.items():
             kind.at_most = at_most.get(device, kind.at_most)
             if wanted.get(device, 0) > kind.wanted:
@@ -272,8 +281,8 @@ class ProfilerPool:
 
     def _release_idle(self, device: str, count: int) -> None:
         """Give GPUs back that have no work, or that are for another campaign."""
-        busy = {worker.name for worker, _, _ in self._running.values()}
-        idle = [n for n, p in self._profilers.items() if p.device == device and n not in busy]
+        needed = {worker.name for worker, _, _ in self._running.values()} | self._set_aside
+        idle = [n for n, p in self._profilers.items() if p.device == device and n not in needed]
         for name in idle[: max(count, 0)]:
             ray.kill(self._profilers.pop(name).actor)
 
@@ -295,8 +304,8 @@ class ProfilerPool:
         profiler = self._joining[reference]
         try:
             facts = ray.get(reference)
-        except (RayActorError, ActorUnschedulableError) as error:  # it ended before it joined
-            del self._joining[reference]
+        except RayError as error:  # it ended before it joined, or could not describe itself
+            ray.kill(self._joining.pop(reference).actor)
             self._note_failed_start(profiler.device, error)
             return
         name = facts.get("host_name", facts["host"])  # earlier versions report neither
@@ -370,7 +379,7 @@ class ProfilerPool:
     def start(self, worker: Worker, task: Task, protocol: MeasuringProtocol) -> None:
         if worker.name not in self._profilers:
             gone = "the profiler was gone already"
-            self._not_begun.append(Finished(worker, task, None, gone, is_lost=True))
+            self._finished.append(Finished(worker, task, None, gone, is_lost=True))
             return
         actor = self._profilers[worker.name].actor
         reference = actor.measure.remote(task.configuration, protocol, task.attempt_key)
@@ -381,30 +390,40 @@ class ProfilerPool:
         return [(worker, task) for worker, task, _ in self._running.values()]
 
     def wait(self, timeout_s: float) -> Sequence[Finished]:
-        """Return what has finished, as soon as something has."""
-        if self._not_begun:
-            finished, self._not_begun = self._not_begun, []
-            return finished
+        """Return what has finished, as soon as something has.
+
+        Raises:
+            DeviceError: A device cannot measure, and no other node can join. What has finished is
+                left to `collect`.
+        """
+        if self._finished:
+            return self.collect()
         awaited = [*self._running, *self._joining, *self._alive]
         if not awaited:
             time.sleep(min(timeout_s, POLL_S))
             return []
         ray.wait(awaited, timeout=timeout_s)  # for the first one
         ready, _ = ray.wait(awaited, num_returns=len(awaited), timeout=0)
-        finished = self.collect()
+        self._take_results()
         for reference in ready:
             if reference in self._joining:
                 self._welcome(reference)
         for reference in ready:
             if reference in self._alive:
                 self._remove(self._alive.pop(reference))
-        return finished + self._dismiss_hung()
+        self._dismiss_hung()
+        return self.collect()
 
     def collect(self) -> list[Finished]:
         """Return what has finished, without waiting."""
+        self._take_results()
+        finished, self._finished = self._finished, []
+        return finished
+
+    def _take_results(self) -> None:
         running = list(self._running)
         ready = ray.wait(running, num_returns=len(running), timeout=0)[0] if running else []
-        return [self._collect(reference) for reference in ready]
+        self._finished += [self._collect(reference) for reference in ready]
 
     def _remove(self, profiler: _Profiler) -> None:
         """Remove a profiler whose process has ended while it had nothing to do."""
@@ -413,7 +432,7 @@ class ProfilerPool:
         if worker is not None and not is_busy and self._profilers.get(worker.name) is profiler:
             del self._profilers[worker.name]
 
-    def _dismiss_hung(self) -> list[Finished]:
+    def _dismiss_hung(self) -> None:
         """Dismiss the profilers whose task is beyond its time limit."""
         now = time.monotonic()
         hung = [(worker, task) for worker, task, limit in self._running.values() if now > limit]
@@ -421,7 +440,7 @@ class ProfilerPool:
             self.dismiss(worker)
             self.tell(f"{worker.device}  {worker.name} was dismissed: it does not answer")
         why = "the profiler has not answered within its time limit"
-        return [Finished(worker, task, None, why) for worker, task in hung]
+        self._finished += [Finished(worker, task, None, why) for worker, task in hung]
 
     def _collect(self, reference: Any) -> Finished:
         worker, task, _ = self._running.pop(reference)

@@ -32,8 +32,8 @@ REPLY_S = 5.0
 class CampaignActor:
     """Runs a campaign in a thread of its own from its start.
 
-    A detached campaign depends on no other process: when Ray restarts it, it continues on another
-    node if its own is gone.
+    A detached campaign depends on no other process: when Ray restarts it, it continues. With a
+    label store on PostgreSQL it may continue on another node.
     """
 
     home: Path

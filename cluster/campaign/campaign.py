@@ -176,7 +176,8 @@ class Campaign:
             raise
         except Exception as error:
             if isinstance(error, StoreError):
-                self.store = self.store.impatient()  # its time is up, and it is not waited again
+                # Its time is up, and it is not waited for again.
+                self.store = self._checks.store = self.store.impatient()
             with contextlib.suppress(StoreError):  # the first error is the one to report
                 self._end(CampaignState.FAILED, str(error))
             raise
@@ -231,6 +232,8 @@ class Campaign:
         now = self.clock()
         if self._seen is None or now >= self._look_at:
             self._report_activity()
+            # Nodes that trace may come and go.
+            self._course = replace(self._course, traces_elsewhere=self.workers.traces_elsewhere)
             self._seen = self.store.campaigns.standing(self.id)
             self._look_at = now + LOOK_S
             if self._seen.state is not CampaignState.RUNNING:
@@ -244,7 +247,13 @@ class Campaign:
     # The workers: they come and go.
 
     def _want_workers(self, standing: Standing) -> None:
-        """Tell the pool how many workers have work, and how many there may be."""
+        """Tell the pool how many workers have work, and how many there may be.
+
+        Others take the place of workers that are set aside.
+        """
+        able = self._able()
+        idle = [worker for worker in self._workers.values() if worker not in able]
+        set_aside = Counter(worker.device for worker in idle)
         counts, rivals = waiting(standing, self._course, self._knows), self._rivals()
         at_work = Counter(worker.device for worker, _ in self.workers.running())
         wanted, at_most = {}, {}
@@ -253,11 +262,14 @@ class Campaign:
             mine = Need(counts[device], at_work[device], most)
             at_most[device] = most_workers(mine, rivals[device], self.workers.room(device))
             wanted[device] = min(mine.workers, at_most[device])
+            if wanted[device]:
+                wanted[device] += set_aside[device]
+            at_most[device] += set_aside[device]
             joined = sum(worker.device == device for worker in self._workers.values())
             self.metric("queue", device, counts[device])
             self.metric("workers", device, joined)
             self.metric("busy_share", device, at_work[device] / joined if joined else 0.0)
-        self.workers.want(wanted, at_most)
+        self.workers.want(wanted, at_most, [worker.name for worker in idle])
 
     def _rivals(self) -> Mapping[str, list[Need]]:
         """Return the work of other campaigns on the same GPUs, read every few seconds."""
@@ -415,7 +427,9 @@ class Campaign:
             else:
                 measurement, after = settled[task.id]
                 is_label = makes_label(measurement)
-                if is_label or not is_final(measurement.outcome):
+                if measurement.is_fault_of_worker:
+                    self.metric("losses", task.device, 1)
+                elif is_label or not is_final(measurement.outcome):
                     self.metric("labels" if is_label else "failures", task.device, 1)
                 self._checks.take_outcome(worker, measurement)
             if after.state is AssignmentState.FAILED:
@@ -682,16 +696,8 @@ class Campaign:
             self.note("published", note)
         self._seen = None
         self._look()  # the last moment for an order
-        try:
-            yield from self._call("publishing", "promote", to or self.snapshots, snapshot)
-            self._tell(news=self.learner.result)
-        except LearnerError as error:
-            at = f" --registry {to}" if to else ""
-            self.note(
-                "published",
-                f"snapshot {snapshot} is published, but not the latest ({error.cause}); "
-                f"name it with: trappm snapshot push {snapshot} --alias latest{at}",
-            )
+        yield from self._call("publishing", "promote", to or self.snapshots, snapshot)
+        self._tell(news=self.learner.result)
         self._finish(f"snapshot {snapshot}{f' in {to}' if to else ''}", snapshot)
 
     def _finish(self, message: str, snapshot: str | None) -> None:

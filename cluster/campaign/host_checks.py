@@ -19,7 +19,6 @@ from dataclasses import dataclass
 
 from trappm.cluster.messages import CanaryCheck, Finished, Worker
 from trappm.cluster.spec import runs_nothing
-from trappm.profiler.measuring.attempt import worker_failed
 from trappm.profiler.measuring.canary import CanaryDecision, CanaryPlan, CanaryReading, CanaryWatch
 from trappm.profiler.records import Measurement
 from trappm.store import RefusedRowError, Store
@@ -98,7 +97,7 @@ class HostChecks:
 
         Without a canary, several failures in succession stop the worker.
         """
-        if not worker_failed(measurement):
+        if not measurement.is_fault_of_worker:
             self._failures.pop(worker, None)
         elif self._has_canary(worker):
             self._watches.pop(worker, None)

@@ -182,10 +182,12 @@ def due_before(
     """Return the round from which on assignments wait; None: all may be measured.
 
     What failed is due a round later, once that is planned. After the last round, and while there
-    are too few labels to choose by, nothing is worth waiting for.
+    are too few labels to choose by, nothing is worth waiting for. A learner that has failed plans
+    no other round.
     """
     number = _Rounds(standing, course).first_unplanned(device)
-    return None if number == course.rounds or learner.lacks_heads else number
+    is_last = number == course.rounds or learner.has_failed
+    return None if is_last or learner.lacks_heads else number
 
 
 def waiting(standing: Standing, course: Course, learner: LearnerState) -> Counter[str]:

@@ -264,7 +264,7 @@ class Planner:
             if a.configuration.id in trainable
         }
         unsteady = {
-            a.configuration.id: a.attempts
+            a.configuration.id: a.failures
             for a, outcome in self._store.assignments.failed(self._id)
             if (a.device, outcome) == (device, Outcome.UNSTABLE) and a.configuration.id in trainable
         }

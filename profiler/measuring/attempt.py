@@ -17,12 +17,16 @@ from typing import Any
 from trappm.profiler.devices import Device, Findings, open_device
 from trappm.profiler.errors import InputError, TrappmError, UnsupportedModelError, storable
 from trappm.profiler.host.environment import run_facts
-from trappm.profiler.records import Configuration, Execution, Measurement, Outcome, Protocol
+from trappm.profiler.records import (
+    WORKER,
+    Configuration,
+    Execution,
+    Measurement,
+    Outcome,
+    Protocol,
+)
 from trappm.profiler.steps.compiling import use_empty_cache
 from trappm.profiler.steps.sampling import judge
-
-WORKER = "worker"
-"""Phase before the device is ready; failures in it are not caused by the configuration."""
 
 LOCK_DIR = Path("/tmp") / f"trappm-{os.getuid()}"  # noqa: S108  # see `lock_path`
 
@@ -127,11 +131,6 @@ def is_worth_another(measurement: Measurement) -> bool:
         and measurement.failed_in != WORKER
         and _WORTH_ANOTHER.search(measurement.message or "") is not None
     )
-
-
-def worker_failed(measurement: Measurement) -> bool:
-    """Return whether a measurement failed before its configuration had a part in it."""
-    return measurement.outcome is Outcome.ERROR and measurement.failed_in == WORKER
 
 
 def others_had_memory(detail_mib: Mapping[str, float]) -> bool:

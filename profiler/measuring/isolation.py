@@ -23,12 +23,11 @@ from trappm.profiler.host.environment import host_facts, utc_now
 from trappm.profiler.host.forks import Child, ForkServer, ForkServerError
 from trappm.profiler.measuring.attempt import (
     LOCK_DIR,
-    WORKER,
     is_out_of_memory,
     is_worth_another,
     with_shortage,
 )
-from trappm.profiler.records import Configuration, Measurement, Outcome, Protocol
+from trappm.profiler.records import WORKER, Configuration, Measurement, Outcome, Protocol
 from trappm.profiler.steps.sampling import of_two_processes, waits_for_host
 
 _ATTEMPT = "trappm.profiler.measuring.attempt:attempt"

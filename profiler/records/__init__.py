@@ -30,6 +30,9 @@ Watch = Callable[[int, int, str], None]
 """Called with the number of finished items, the number of all items, and the current item."""
 
 
+WORKER = "worker"
+"""Phase before the device is ready; failures in it are not caused by the configuration."""
+
 Pair = tuple[str, int]
 """Architecture and input size in pixels, to which a graph belongs."""
 
@@ -294,6 +297,11 @@ class Measurement:
     def __post_init__(self) -> None:
         for name, kind in (("outcome", Outcome), ("provenance", Provenance)):
             object.__setattr__(self, name, member(name, kind, getattr(self, name)))
+
+    @property
+    def is_fault_of_worker(self) -> bool:
+        """Return whether it failed before its configuration had a part in it."""
+        return self.outcome is Outcome.ERROR and self.failed_in == WORKER
 
     @property
     def step_time_ms(self) -> float | None:

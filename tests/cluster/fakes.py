@@ -28,9 +28,10 @@ from trappm.cluster.messages import CanaryCheck, Choice, Finished, Worker
 from trappm.cluster.profiles import Traced
 from trappm.cluster.spec import CampaignSpec, parse_spec
 from trappm.cluster.training_report import TrainingReport
+from trappm.profiler.errors import CampaignError, TrappmError
 from trappm.profiler.host.environment import Code, this_code, utc_now
-from trappm.profiler.measuring.attempt import WORKER
 from trappm.profiler.records import (
+    WORKER,
     GraphTemplate,
     Measurement,
     Outcome,
@@ -284,7 +285,7 @@ class FakeWorkers:
     def room(self, device):
         return 0
 
-    def want(self, wanted, at_most):
+    def want(self, wanted, at_most, set_aside=()):
         pass
 
     def collect(self):
@@ -377,6 +378,10 @@ class Inline:
             self.result = self._work()
         except UnfinishedError:
             return False
+        except (TrappmError, AssertionError):
+            raise
+        except Exception as error:  # as the actor's handle does
+            raise CampaignError(f"the learner failed: {error}") from error
         return True
 
 

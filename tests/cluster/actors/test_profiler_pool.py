@@ -1,15 +1,135 @@
-"""The pool of profiler actors on a real Ray cluster, without a campaign: who joins and who leaves.
+"""The pool of profiler actors without a campaign: who joins, who leaves, and what is returned.
 
-Each is a program of its own (`pool_scenarios`), since Ray reads its environment at its import.
+Fast tests have a fake Ray in their process (`fake_ray`). Slow ones have a real cluster in a program
+of its own (`pool_scenarios`), since Ray reads its environment at its import.
 """
 
 from __future__ import annotations
 
+import sys
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
+from fake_ray import PENDING, FakeRay
+from fakes import FakeProfiler
+from ray.exceptions import ActorUnschedulableError, OutOfMemoryError, RuntimeEnvSetupError
+from ray.exceptions import RayTaskError as TaskError
 
-from trappm.cluster.actors.profiler_pool import RECRUIT_S, REFUSED_S, pause_after
+from trappm.cluster.actors import profiler_pool as module
+from trappm.cluster.actors.profiler_pool import (
+    RECRUIT_S,
+    REFUSED_S,
+    ProfilerActor,
+    ProfilerPool,
+    pause_after,
+)
+from trappm.cluster.messages import CanaryCheck
+from trappm.profiler.errors import DeviceError
+from trappm.profiler.host.environment import this_code
+from trappm.profiler.records import QUICK, Configuration
+
+A100 = "a100"
+STEP = Configuration(architecture="resnet18", batch_size=1, input_size=64)
+MEASURED = FakeProfiler(A100, "host").measure(STEP, QUICK, "key")
+
+
+def node(gpus):
+    labels = {"ray.io/accelerator-type": "A100"}
+    return {"NodeID": "n" * 8, "Alive": True, "Labels": labels, "Resources": {"GPU": gpus}}
+
+
+def described(actor):
+    """What the profiler that was started as this number says of itself."""
+    return {
+        "host": "n" * 8, "gpus": [str(actor - 1)], "code": this_code(), "fingerprint": "stack",
+        "process": (1, 0.0),
+    }  # fmt: skip
+
+
+@pytest.fixture
+def pool(monkeypatch):
+    """Make a pool of A100s on a node of eight; calls of its actors end as `result` says."""
+
+    def make(result, *, may_grow=True, wanted=2):
+        def result_of(call):
+            given = result(call)
+            if given is None:
+                given = described(call.actor) if call.method == "describe" else PENDING
+            return given
+
+        ray = FakeRay(result_of, [node(gpus=8)])
+        monkeypatch.setattr(module, "ray", ray)
+        made = ProfilerPool([A100], may_grow=may_grow, tell=(news := []).append)
+        made.want({A100: wanted}, {A100: 8})
+        made.joined()
+        return made, ray, news
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (RuntimeEnvSetupError("no space on its disk"), "no space on its disk"),
+        (OutOfMemoryError("a worker was killed"), "a worker was killed"),
+        (ActorUnschedulableError("no such node"), "no such node"),
+        (TaskError("describe", "ImportError: no such library", ImportError()), "no such library"),
+    ],
+)
+def test_a_profiler_that_cannot_join_costs_the_others_nothing(pool, error, why):
+    made, ray, news = pool(lambda call: error if call.actor == 1 else None)
+    made.wait(0)
+    assert [worker.name for worker in made.joined()] == ["a100-nnnnnnnn-1"]
+    assert ray.killed == [1]
+    (line,) = news
+    assert "a profiler ended before it could measure (" in line
+    assert why in line
+
+
+def test_a_worker_that_was_set_aside_keeps_its_gpu_without_work(pool, monkeypatch):
+    made, ray, _ = pool(lambda call: None)
+    made.wait(0)
+    bad, _ = made.joined()
+    monkeypatch.setattr(module, "RELEASE_S", 0.0)
+    monkeypatch.setattr(module, "RECRUIT_S", 0.0)
+    made.want({A100: 0}, {A100: 9}, [bad.name])
+    assert made.joined() == [bad]
+    assert ray.killed == [2]
+    made.want({A100: 0}, {A100: 8})  # its time is up
+    assert made.joined() == []
+
+
+def test_what_was_measured_is_returned_although_a_node_has_failed(pool):
+    """On a single machine a device that cannot measure ends the campaign."""
+    broken = described(2) | {"refusal": "its driver is out of order"}
+    second = [PENDING, broken]
+
+    def result(call):
+        if call.method == "measure":
+            return MEASURED
+        return second[0] if (call.actor, call.method) == (2, "describe") else None
+
+    made, _, _ = pool(result, may_grow=False)
+    made.wait(0)
+    (worker,) = made.joined()
+    made.start(worker, task := CanaryCheck(STEP), QUICK)
+    del second[0]
+    with pytest.raises(DeviceError, match="out of order"):
+        made.wait(0)
+    assert [(x.task, x.measurement) for x in made.collect()] == [(task, MEASURED)]
+    assert made.collect() == []
+
+
+def test_a_node_without_a_library_refuses_to_measure(monkeypatch):
+    """Its profiler describes itself all the same."""
+    context = SimpleNamespace(get_node_id=lambda: "node")
+    ray = SimpleNamespace(get_runtime_context=lambda: context, get_gpu_ids=lambda: [3])
+    monkeypatch.setattr(module, "ray", ray)
+    monkeypatch.setitem(sys.modules, "trappm.profiler.devices", None)
+    facts = ProfilerActor.__new__(ProfilerActor).describe()
+    assert facts["gpus"] == ["3"]
+    assert "trappm.profiler.devices" in facts["refusal"]
 
 
 def test_the_pause_between_failed_starts_grows_to_a_limit():

@@ -114,6 +114,29 @@ MANY = {
 GPUS = [(f"gpu-{i}", "a100") for i in range(8)]
 
 
+class OnDemand(FakeWorkers):
+    """Workers on a cluster with eight GPUs: as many join as the campaign wants."""
+
+    asked = 0
+
+    def want(self, wanted, at_most, set_aside=()):
+        self.asked = max(self.asked, min(wanted["a100"], at_most["a100"]))
+
+    def joined(self):
+        return super().joined()[: self.asked]
+
+
+@pytest.mark.parametrize("bad", ["gpu-0", "gpu-1"])
+def test_another_gpu_takes_the_place_of_one_that_is_set_aside(store, bad):
+    workers = OnDemand(workers=GPUS, canary={bad: ["error", "error"]})
+    run = campaign(store, workers, canary=CANARY, max_workers={"source": 2}, **MANY)
+    assert run.run() == "snap1"
+    assert {name for name, what in workers.done if what == "label"} == {
+        "gpu-0", "gpu-1", "gpu-2"
+    } - {bad}  # fmt: skip
+    assert workers.asked == 3
+
+
 @pytest.mark.parametrize(("canary", "wasted"), [(CANARY, 1), (False, 3)])
 def test_a_sick_gpu_wastes_few_attempts(store, canary, wasted):
     workers = FakeWorkers(workers=GPUS, sick={"gpu-1": 30, "gpu-5": 30})

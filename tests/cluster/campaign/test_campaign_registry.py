@@ -8,7 +8,7 @@ from trappm.cluster.learning.campaign_learner import CampaignLearner
 from trappm.learner.paper import encoder
 from trappm.learner.snapshots.registry import Registry
 from trappm.learner.snapshots.snapshot import load_snapshot
-from trappm.profiler.errors import SnapshotError
+from trappm.profiler.errors import SnapshotError, TrappmError
 from trappm.store import CampaignState
 
 
@@ -27,13 +27,13 @@ def encoders_that_hardly_learn():
 
 
 class Learner(CampaignLearner):
-    """A learner whose host may be lost before it has moved the alias."""
+    """A learner that may fail before it has moved the alias."""
 
-    is_lost = False
+    error = None
 
     def promote(self, registry, snapshot_id):
-        if self.is_lost:
-            raise RuntimeError("the host is lost")
+        if self.error is not None:
+            raise self.error
         return super().promote(registry, snapshot_id)
 
 
@@ -47,20 +47,23 @@ def on_host(store, registry, folder, campaign_id=None):
     return run
 
 
+@pytest.mark.parametrize("error", [SnapshotError("the registry is away"), OSError("is away")])
 def test_a_campaign_that_moves_to_another_host_publishes_once_into_its_registry(
-    store, registry, tmp_path, monkeypatch
+    store, registry, tmp_path, monkeypatch, error
 ):
+    """The first one has pushed its snapshot, and cannot make it the latest."""
     first = on_host(store, registry, tmp_path / "first")
-    monkeypatch.setattr(Learner, "is_lost", True)
-    with pytest.raises(RuntimeError, match="the host is lost"):
+    monkeypatch.setattr(Learner, "error", error)
+    with pytest.raises(TrappmError, match="is away"):
         first.run()
+    assert store.campaigns.state(first.id) is CampaignState.FAILED
     (snapshot_id,) = Registry(registry).ids()
     assert Registry(registry).aliases() == {}
 
     def again(*_):
         raise AssertionError("the encoder is trained again")
 
-    monkeypatch.setattr(Learner, "is_lost", False)
+    monkeypatch.setattr(Learner, "error", None)
     monkeypatch.setattr(encoder, "train_encoder", again)
     second = on_host(store, registry, tmp_path / "second", first.id)
     assert second.run() == snapshot_id

@@ -31,6 +31,8 @@ from trappm.profiler.records import Configuration, StepSummary
 from trappm.reports.campaign_facts import campaign_facts, campaign_rows
 from trappm.store import Assignment, Patience, Store
 from trappm.store.labels import Labels
+from trappm.store.measurements import Canaries
+from trappm.store.transactions import IMPATIENT
 
 AWAY_S = 1.0
 
@@ -99,6 +101,29 @@ def test_a_disk_that_stays_full_is_waited_for_once_and_the_campaign_can_go_on(
         repairs[0]()
         campaign(opened, FakeWorkers(), campaign_id=run.id).run()
         assert labels_by_device(opened, run.id) == BUDGET
+
+
+def test_a_full_disk_is_waited_for_once_by_canaries_too(store, monkeypatch):
+    """The second canary is back by the time that the first one could not be stored."""
+
+    class OneByOne(FakeWorkers):
+        def wait(self, timeout_s):
+            self._running, later = self._running[:1], self._running[1:]
+            finished, self._running = super().wait(timeout_s), later
+            return finished
+
+    def save(self, *_, **__):
+        waits.append(self._database.patience is not IMPATIENT)
+        raise StoreError("the disk is full")
+
+    waits = []
+    monkeypatch.setattr(Canaries, "save", save)
+    devices = {"source": "a100", "target": "v100"}
+    canary = {"configuration": {"architecture": "resnet10t", "batch_size": 1, "input_size": 64}}
+    workers = OneByOne(devices=("a100", "v100"))
+    with pytest.raises(StoreError, match="the disk is full"):
+        campaign(store, workers, devices=devices, canary=canary).run()
+    assert waits == [True, False]
 
 
 def test_no_label_is_lost_when_clocks_jump(new_store, monkeypatch):

@@ -305,6 +305,18 @@ class Unlucky(FakeWorkers):
         return super()._measure(worker, task, cost, fault)
 
 
+class Preempted(Unlucky):
+    """Its workers are lost twice before."""
+
+    lost = 2
+
+    def start(self, worker, task, protocol):
+        super().start(worker, task, protocol)
+        if self.lost and getattr(task, "role", None) == "train" and worker.device == "cpu-2t":
+            self.lost -= 1
+            self.faults[len(self.starts)] = "lost"
+
+
 class Forgiving(FakeLearner):
     """Chooses what was unstable first."""
 
@@ -323,6 +335,13 @@ def test_a_configuration_quarantined_as_unstable_can_be_chosen_again(store):
     (again,) = [a for a in ours if a.configuration.id == workers.victim and a.attempts == 2]
     assert (again.round_number, again.state) == (2, "done")
     assert labels_by_device(store, run.id).total() == sum(BUDGET.values()) - 1
+
+
+def test_lost_workers_do_not_make_a_configuration_unsteady(store):
+    workers, learner = Preempted("unstable", failures=1), Forgiving()
+    run = ran(store, workers, learner, max_attempts=1)
+    assert [r.unsteady for r in learner.requests if r.unsteady] == [{workers.victim: 1}]
+    assert max(a.attempts for a in store.assignments.of_campaign(run.id)) == 1 + 2 + 1
 
 
 def test_a_configuration_that_failed_with_an_error_is_not_chosen_again(store):

@@ -152,6 +152,14 @@ def test_a_learner_that_has_failed_does_nothing_more():
     assert job(standing(planned(0, cpu=3)), learner=failed) == Close(0)
 
 
+def test_what_failed_is_measured_again_after_a_learner_that_plans_no_other_round():
+    rounds = planned(0, closed=True, cpu=3), planned(1, cpu=4)
+    state = standing(*rounds, pending=[("cpu", 2, 1, 0)])
+    failed = replace(trained(state), has_failed=True)
+    assert due_before(state, CPU, failed, "cpu") is None
+    assert waiting(state, CPU, failed) == {"cpu": 1}
+
+
 def test_once_a_rule_holds_only_what_runs_is_waited_for():
     rounds = planned(0, closed=True, cpu=3), planned(1, cpu=4)
     enough = standing(*rounds, pending=[("cpu", 1, 3, 1)], is_enough=True)

@@ -8,7 +8,7 @@ from nvml_stub import GIB, Board, Process, install
 from trappm.profiler.devices.cpu import CpuDevice
 from trappm.profiler.devices.gpu.cuda import CudaDevice
 from trappm.profiler.errors import DeviceError, UnsupportedModelError
-from trappm.profiler.measuring.attempt import attempt, others_had_memory, worker_failed
+from trappm.profiler.measuring.attempt import attempt, others_had_memory
 from trappm.profiler.measuring.isolation import _host_ran_out, _Progress
 from trappm.profiler.records import Configuration, Measurement, Outcome, Protocol
 
@@ -94,7 +94,7 @@ def test_want_of_the_hosts_memory_says_nothing_of_a_gpu(error, cuda, tmp_path):
     assert (actual.outcome, actual.failed_in) == (Outcome.ERROR, "worker")
     assert "the host ran out of memory in create" in (actual.message or "")
     assert not actual.memory_detail_mib
-    assert worker_failed(actual)
+    assert actual.is_fault_of_worker
 
 
 @pytest.mark.parametrize(("reserved_mib", "outcome"), [(39_000, Outcome.OOM), (9_000, "error")])
@@ -131,7 +131,7 @@ def test_gpu_that_cannot_be_prepared_is_the_workers_failure(cuda, tmp_path, monk
     assert (actual.outcome, actual.failed_in) == (Outcome.ERROR, "worker")
     assert "cannot use CUDA" in (actual.message or "")
     assert actual.environment["driver"] == "580.1"
-    assert worker_failed(actual)
+    assert actual.is_fault_of_worker
 
 
 @pytest.mark.parametrize("broken", [DeviceError("no OpenMP"), MemoryError(), RuntimeError("init")])
@@ -142,7 +142,7 @@ def test_device_that_cannot_be_prepared_is_the_workers_failure(broken, tmp_path,
     monkeypatch.setattr(CpuDevice, "prepare", prepare)
     actual = attempted("cpu-1t", tmp_path, ValueError("never comes to it"))
     assert (actual.outcome, actual.failed_in) == (Outcome.ERROR, "worker")
-    assert worker_failed(actual)
+    assert actual.is_fault_of_worker
 
 
 def test_batch_norm_of_one_pixel_is_unsupported(cuda, tmp_path):

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
+from sqlalchemy import event
 from store_samples import (
     DEVICE,
     ENVIRONMENT,
@@ -202,3 +203,27 @@ def test_labels_of_other_conditions_are_not_adopted(store, other):
     campaign_id = campaign_with(store, [configuration(1)])
     store.assignments.adopt_labels(campaign_id, DEVICE, usual.fingerprint, "quick")
     assert states(store, campaign_id) == [("open", 0, 0)]
+
+
+@pytest.mark.parametrize("databases", ["sqlite"], indirect=True)
+def test_a_look_at_a_campaign_reads_no_measurements_but_an_index_of_them(store):
+    """A campaign looks after each record, so that reading every attempt would slow it down."""
+    campaign_id = campaign_with(store, [configuration(1), configuration(2)])
+    measure_next(store, campaign_id)
+    engine, queries = store.database.engine, []
+
+    def note(_connection, _cursor, query, values, *_):
+        queries.append((query, values))
+
+    event.listen(engine, "before_cursor_execute", note)
+    standing = store.campaigns.standing(campaign_id)
+    event.remove(engine, "before_cursor_execute", note)
+    assert standing.attempts == {DEVICE: 1}
+    plans = []
+    with engine.connect() as connection:
+        for query, values in queries:
+            if " measurements" in query:
+                plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {query}", values)
+                plans += [row.detail for row in plan if "measurements" in row.detail]
+    (plan,) = plans
+    assert "COVERING INDEX ix_measurements_campaign_id_device_id_duration_s" in plan

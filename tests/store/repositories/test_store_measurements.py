@@ -18,6 +18,7 @@ from store_samples import (
 
 from trappm.profiler.errors import InputError, StoreError
 from trappm.store import LabelFilter
+from trappm.store.records import MAX_LOSSES
 
 ANY = LabelFilter(outcome="any")
 
@@ -214,3 +215,13 @@ def test_values_that_one_database_cannot_store_are_refused_by_both(store, fields
     with pytest.raises(StoreError, match="cannot be stored: "):
         store.measurements.record_many([measurement(**fields)])
     assert store.labels.query(ANY).empty
+
+
+def test_a_fault_of_the_worker_is_a_loss_and_no_failure_of_the_step(store):
+    campaign_id = campaign_with(store, [configuration()])
+    for count in range(1, MAX_LOSSES + 1):
+        measure_next(store, campaign_id, "error", failed_in="worker")
+        (after,) = store.assignments.of_campaign(campaign_id)
+        assert (after.failures, after.losses) == (0, count)
+        assert after.state == ("failed" if count == MAX_LOSSES else "open")
+    assert store.campaigns.outcome_counts(campaign_id) == {DEVICE: {"error": MAX_LOSSES}}

@@ -30,9 +30,9 @@ from torch.nn.parallel import DistributedDataParallel
 from trappm.profiler.devices.base import StepDevice
 from trappm.profiler.errors import DeviceError
 from trappm.profiler.host.forks import end_with
-from trappm.profiler.measuring.attempt import WORKER, explain
+from trappm.profiler.measuring.attempt import explain
 from trappm.profiler.models.sources import source_of
-from trappm.profiler.records import Configuration, Execution, Outcome, Phase, Protocol
+from trappm.profiler.records import WORKER, Configuration, Execution, Outcome, Phase, Protocol
 from trappm.profiler.steps.meter import Findings, MarkedStep, MemoryReading, StepMeter, Window
 from trappm.profiler.steps.sampling import Samples, StepRun
 from trappm.profiler.steps.step import make_step, run_protocol
