@@ -10,11 +10,17 @@ import contextlib
 import platform
 import signal
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
-from trappm.cluster.ray_runtime import can_run_elsewhere, first_line, off_measuring_nodes
+from trappm.cluster.ray_runtime import (
+    can_run_elsewhere,
+    first_line,
+    last_line,
+    nodes_at,
+    off_measuring_nodes,
+)
 from trappm.profiler.errors import (
     CampaignError,
     InputError,
@@ -128,7 +134,7 @@ class TraceTasks:
 
     A task whose node or worker was lost is repeated, up to `MAX_LOSSES` times. After that its model
     may be the cause, and only the next campaign traces it again. Nodes with other code than this
-    process trace nothing.
+    process, and those where the task itself fails, trace nothing more.
 
     Args:
         keys: Steps to trace.
@@ -145,7 +151,7 @@ class TraceTasks:
     ) -> None:
         self._off_devices = off_devices
         self._refused = set[str]()
-        """Ids of nodes with other code."""
+        """Ids of nodes that cannot trace."""
         self._task = self._made_task()
         self._waiting, self._at_once = deque(keys), at_once
         self._running = dict[Any, TraceKey]()
@@ -190,10 +196,10 @@ class TraceTasks:
             self._running[self._task.remote(this_code(), _trace_to_bytes, key)] = key
 
     def _collect(self, reference: Any) -> Traced | None:
-        """Return a traced step; None if it is repeated, as its node was lost or has other code.
+        """Return a traced step; None if it is repeated, as its node was lost or cannot trace.
 
         Raises:
-            CampaignError: The task itself failed, whatever the model, or all nodes have other code.
+            CampaignError: Tasks fail on all nodes, or all have other code.
         """
         import ray
         from ray.exceptions import RayError, RayTaskError
@@ -201,12 +207,9 @@ class TraceTasks:
         key = self._running.pop(reference)
         try:
             made = ray.get(reference)
-        except RayTaskError as error:
-            raise CampaignError(
-                f"the cluster traces no steps ({first_line(error)}); nothing made is lost, "
-                "and the same command continues"
-            ) from error
         except RayError as error:
+            if isinstance(error, RayTaskError):  # TraPPM is missing there, or too old
+                self._refuse(nodes_at(error.ip), last_line(error))
             self._losses[key] += 1
             if self._losses[key] < MAX_LOSSES:
                 self._waiting.append(key)
@@ -214,21 +217,21 @@ class TraceTasks:
             why = f"tracing it ended {MAX_LOSSES} processes ({first_line(error)})"
             return Traced(key, Refusal(why), is_final=False)
         if isinstance(made, _RefusedNode):
-            self._refuse(made)
+            self._refuse({made.id}, made.why)
             self._waiting.append(key)
             return None
         data, is_final = made
         return Traced(key, entry_from_bytes(data), is_final)
 
-    def _refuse(self, node: _RefusedNode) -> None:
+    def _refuse(self, node_ids: Collection[str], why: str) -> None:
         """Trace on other nodes from now on.
 
         Raises:
             CampaignError: There is no other node.
         """
-        self._refused.add(node.id)
+        self._refused.update(node_ids)
         if not can_run_elsewhere(self._refused):
-            raise CampaignError(f"no node can trace: {node.why}")
+            raise CampaignError(f"no node can trace: {why}")
         self._task = self._made_task()
 
 

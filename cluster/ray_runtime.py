@@ -169,6 +169,11 @@ def off_measuring_nodes(devices: Sequence[str], refused: Collection[str] = ()) -
     }
 
 
+def nodes_at(ip: str) -> set[str]:
+    """Return the ids of the nodes with an address."""
+    return {node["NodeID"] for node in _nodes() if node["NodeManagerAddress"] == ip}
+
+
 def can_run_elsewhere(refused: Collection[str]) -> bool:
     """Return whether a node that is not refused has a core."""
     return any(n["NodeID"] not in refused and n["Resources"].get("CPU", 0) >= 1 for n in _nodes())

@@ -377,10 +377,6 @@ class ProfilerPool:
     # Tasks.
 
     def start(self, worker: Worker, task: Task, protocol: MeasuringProtocol) -> None:
-        if worker.name not in self._profilers:
-            gone = "the profiler was gone already"
-            self._finished.append(Finished(worker, task, None, gone, is_lost=True))
-            return
         actor = self._profilers[worker.name].actor
         reference = actor.measure.remote(task.configuration, protocol, task.attempt_key)
         limit = time.monotonic() + protocol.timeout_s + SILENT_S
@@ -396,8 +392,6 @@ class ProfilerPool:
             DeviceError: A device cannot measure, and no other node can join. What has finished is
                 left to `collect`.
         """
-        if self._finished:
-            return self.collect()
         awaited = [*self._running, *self._joining, *self._alive]
         if not awaited:
             time.sleep(min(timeout_s, POLL_S))

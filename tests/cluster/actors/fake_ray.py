@@ -70,7 +70,7 @@ class FakeClass:
         return self._ray.started()
 
 
-@dataclass
+@dataclass(eq=False)
 class FakeActor:
     """An actor by the number of its start, the first being 1."""
 
@@ -81,7 +81,7 @@ class FakeActor:
         return FakeMethod(self, method)
 
 
-@dataclass
+@dataclass(eq=False)
 class FakeMethod:
     """A method of an actor."""
 

@@ -15,29 +15,13 @@ from fakes import mark
 from ray.autoscaler.v2.sdk import get_cluster_status
 
 from trappm.cluster.actors import profiler_pool
-from trappm.cluster.messages import CanaryCheck
 from trappm.profiler.errors import DeviceError
-from trappm.profiler.records import QUICK, Configuration
 
 
 def has_joined(pool, count, wanted=100, at_most=100):
     pool.want(dict.fromkeys(pool.devices, wanted), dict.fromkeys(pool.devices, at_most))
     pool.wait(0.1)  # which welcomes those that have started
     return len(pool.joined()) == count
-
-
-def gone_already():
-    with emulated([("A100", 1)]):
-        pool = FakePool([A100], may_grow=True)
-        wait_until(lambda: has_joined(pool, 1))
-        (worker,) = pool.joined()
-        pool.dismiss(worker)
-        step = Configuration(architecture="resnet18", batch_size=1, input_size=64)
-        pool.start(worker, CanaryCheck(step), QUICK)
-        return {
-            "losses": [(x.why, x.is_lost) for x in pool.wait(timeout_s=0)],
-            "again": [x.why for x in pool.wait(timeout_s=0)],
-        }
 
 
 def dismissed_after_its_node():
@@ -118,6 +102,6 @@ def broken_here():
 
 if __name__ == "__main__":
     main([
-        dismissed_after_its_node, gone_already, given_back, surplus, asked_by_need, mended,
+        dismissed_after_its_node, given_back, surplus, asked_by_need, mended,
         broken_here,
     ])  # fmt: skip

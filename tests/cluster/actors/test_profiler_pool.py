@@ -143,15 +143,6 @@ def play(play):
 
 
 @pytest.mark.slow
-def test_a_task_for_a_worker_that_has_just_ended_is_lost(play):
-    """Between two looks at the workers the campaign may still think that it is there."""
-    assert play("gone_already") == {
-        "losses": [["the profiler was gone already", True]],
-        "again": [],
-    }
-
-
-@pytest.mark.slow
 def test_dismissing_a_worker_of_a_lost_node_leaves_no_demand_behind(play):
     assert play("dismissed_after_its_node") == {"demands": []}
 

@@ -1,0 +1,63 @@
+"""Traces as Ray tasks, which end as a test says."""
+
+from __future__ import annotations
+
+import pytest
+import ray
+from fake_ray import FakeRay
+from ray.exceptions import RayTaskError
+
+from trappm.cluster import profiles, ray_runtime
+from trappm.cluster.profiles import MAX_LOSSES, TraceTasks
+from trappm.profiler.errors import CampaignError
+from trappm.profiler.traced_step import Refusal, TraceKey, entry_to_bytes
+
+KEYS = [TraceKey("resnet18", size) for size in (64, 96)]
+MADE = entry_to_bytes(Refusal("made up")), True
+
+
+def missing(node):
+    """The error of a task on a node without TraPPM."""
+    return RayTaskError(
+        "task", "No module named 'trappm'", ImportError("No module named 'trappm'"), ip=node
+    )
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    """Make a cluster of nodes; its n-th task ends as `result` says. Returns the refused nodes."""
+
+    def make(result, nodes):
+        fake, asked = FakeRay(lambda task: result(task.number)), []
+        for name in ("remote", "wait", "get"):
+            monkeypatch.setattr(ray, name, getattr(fake, name))
+        known = [{"NodeID": n, "NodeManagerAddress": n, "Resources": {"CPU": 2}} for n in nodes]
+        monkeypatch.setattr(ray_runtime, "_nodes", lambda: known)
+        monkeypatch.setattr(
+            profiles, "off_measuring_nodes", lambda _, refused: asked.append(set(refused)) or {}
+        )
+        return asked
+
+    return make
+
+
+def test_a_node_where_the_task_fails_traces_nothing_more(cluster):
+    asked = cluster(lambda n: missing("one") if n == 1 else MADE, ["one", "two"])
+    traced = list(TraceTasks(KEYS))
+    assert sorted(step.key for step in traced) == KEYS
+    assert {step.made.reason for step in traced} == {"made up"}
+    assert asked == [set(), {"one"}]
+
+
+def test_a_task_that_fails_on_all_nodes_ends_tracing(cluster):
+    cluster(lambda n: missing("one" if n < 3 else "two"), ["one", "two"])
+    with pytest.raises(CampaignError, match="no node can trace: No module named 'trappm'"):
+        list(TraceTasks(KEYS))
+
+
+def test_a_step_whose_task_fails_on_many_nodes_is_refused_for_now(cluster):
+    nodes = [str(n) for n in range(1, MAX_LOSSES + 2)]
+    cluster(lambda n: missing(str(n)), nodes)
+    (traced,) = TraceTasks(KEYS[:1])
+    assert f"tracing it ended {MAX_LOSSES} processes" in traced.refusal
+    assert not traced.is_final
