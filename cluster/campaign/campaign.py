@@ -197,6 +197,11 @@ class Campaign:
         self._report = reports[-1] if reports else TrainingReport()
         leased = self.store.assignments.of_campaign(self.id, state=AssignmentState.LEASED)
         self.store.assignments.release_leases(self.id)
+        events = self.store.campaigns.events(self.id, kind="abandoned")
+        reported = {event.message.get("id") for event in events}
+        for assignment, outcome in self.store.assignments.failed(self.id):
+            if assignment.id not in reported:  # its process ended before it could
+                self._abandoned(assignment, outcome)
         if self.store.rounds.all(self.id):
             repeated = f"; {len(leased)} measurements were interrupted, and are repeated"
             self.note("resumed", f"it continues{repeated if leased else ''}")

@@ -20,6 +20,7 @@ from zlib import crc32
 
 import numpy as np
 import yaml
+from sqlalchemy import event
 
 from trappm.cluster.campaign.campaign import Campaign
 from trappm.cluster.campaign.ownership import this_process
@@ -435,6 +436,29 @@ class FakeLearner:
 
     def promote(self, registry, snapshot_id):
         self.promoted = snapshot_id
+
+
+class Killed(BaseException):
+    """The process of the campaign ends, with all that it knows."""
+
+
+class Commits:
+    """Ends the process at the commit of this number, before anything is written."""
+
+    def __init__(self, store, last=None):
+        self.count, self.last, self.engine = 0, last, store.database.engine
+
+    def __enter__(self):
+        event.listen(self.engine, "commit", self._count)
+        return self
+
+    def __exit__(self, *_):
+        event.remove(self.engine, "commit", self._count)
+
+    def _count(self, connection):
+        self.count += 1
+        if self.count == self.last:
+            raise Killed
 
 
 def owned(store, campaign_id):

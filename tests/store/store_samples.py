@@ -198,3 +198,20 @@ def lost_reply(store, *, is_committed=True):
     finally:
         dialect.do_commit = do_commit
     assert lost
+
+
+def fill_the_disk(opened):
+    """Let SQLite take no more pages, until the function that this returns is called."""
+    pool = opened.database.engine.pool
+    connections = [pool.connect() for _ in range(pool.checkedin())]
+    drivers = [connection.dbapi_connection for connection in connections]
+    for connection in connections:
+        connection.close()
+    drivers[0].execute("VACUUM")  # no free pages are left
+
+    def most_pages(count):
+        for driver in drivers:
+            driver.execute(f"PRAGMA max_page_count = {count}").fetchone()
+
+    most_pages(1)
+    return lambda: most_pages(1 << 30)

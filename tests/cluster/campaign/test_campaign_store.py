@@ -20,7 +20,7 @@ from fakes import (
     labels_by_device,
     ran,
 )
-from store_samples import lost_reply
+from store_samples import fill_the_disk, lost_reply
 
 import trappm.cluster.campaign.campaign
 import trappm.store.engine
@@ -44,23 +44,6 @@ def lock(opened):
     )
     other.execute("BEGIN IMMEDIATE")
     return other.close
-
-
-def fill_the_disk(opened):
-    """SQLite may take no more pages."""
-    pool = opened.database.engine.pool
-    connections = [pool.connect() for _ in range(pool.checkedin())]
-    drivers = [connection.dbapi_connection for connection in connections]
-    for connection in connections:
-        connection.close()
-    drivers[0].execute("VACUUM")  # no free pages are left
-
-    def most_pages(count):
-        for driver in drivers:
-            driver.execute(f"PRAGMA max_page_count = {count}").fetchone()
-
-    most_pages(1)
-    return lambda: most_pages(1 << 30)
 
 
 @pytest.mark.parametrize("fault", [lock, fill_the_disk])

@@ -8,14 +8,15 @@ import pytest
 from fakes import (
     BUDGET,
     SPEC,
+    Commits,
     FakeLearner,
     FakeWorkers,
+    Killed,
     campaign,
     labels_by_device,
 )
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import event
 
 from trappm.cluster.campaign.campaign import CampaignStopped
 from trappm.profiler.errors import CampaignError
@@ -24,29 +25,6 @@ from trappm.store.records import MAX_LOSSES
 
 TWO_GPUS = [("a1", "a100"), ("a2", "a100"), ("v1", "v100")]
 GPUS = {"devices": {"source": "a100", "target": "v100"}}
-
-
-class Killed(BaseException):
-    """The process of the campaign ends, with all that it knows."""
-
-
-class Commits:
-    """Ends the process at the commit of this number, before anything is written."""
-
-    def __init__(self, store, last=None):
-        self.count, self.last, self.engine = 0, last, store.database.engine
-
-    def __enter__(self):
-        event.listen(self.engine, "commit", self._count)
-        return self
-
-    def __exit__(self, *_):
-        event.remove(self.engine, "commit", self._count)
-
-    def _count(self, connection):
-        self.count += 1
-        if self.count == self.last:
-            raise Killed
 
 
 def begun(store, devices, campaign_id=None):
@@ -213,3 +191,26 @@ def test_results_that_are_back_are_recorded_when_the_campaign_fails(store):
         run.run()
     assert labels_by_device(store, run.id).total() == 3
     assert store.campaigns.state(run.id) == "failed"
+
+
+def test_an_abandoned_step_is_reported_although_the_process_was_killed_before(store):
+    class KilledThen(FakeWorkers):
+        """The process is killed between recording the last failure and its event."""
+
+        def wait(self, timeout_s):
+            if not kills and self.starts[2:] and self.starts.count(self.starts[0]) == 3:
+                kills.append(Commits(store, 2).__enter__())
+            return super().wait(timeout_s)
+
+    kills = []
+    run = campaign(store, KilledThen(poison="error"), canary=False)
+    with pytest.raises(Killed):
+        run.run()
+    kills[0].__exit__()
+    ((abandoned, outcome),) = store.assignments.failed(run.id)
+    assert outcome == "error"
+    assert store.campaigns.events(run.id, kind="abandoned") == []
+    campaign(store, FakeWorkers(), campaign_id=run.id).run()
+    (event,) = store.campaigns.events(run.id, kind="abandoned")
+    assert event.message["id"] == abandoned.id
+    assert "no label after 3 attempts (error)" in event.message["message"]
