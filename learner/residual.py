@@ -1,12 +1,11 @@
 """Residual of a prior in the logarithm of a metric: one model from two labels to thousands.
 
-Its members are a Gaussian process with Student-t noise (`learner.gaussian_process`), the best at
-few labels, and boosted trees with absolute error, the best at many, which see the process's
-prediction as a feature. Their weights have the least relative error of out-of-fold predictions
-(stacking, Wolpert 1992); all may be 0. A run out of memory has only a lower bound: a prediction
-above it has no error.
+A Gaussian process with Student-t noise (`learner.gaussian_process`) is the best at few labels,
+boosted trees with absolute error, which see its prediction as a feature, at many. Their weights
+have the least relative error of out-of-fold predictions (stacking, Wolpert 1992); all may be 0. A
+run out of memory has only a lower bound: a prediction above it has no error.
 
-Memory has upper outliers (`Surprises`), the second part of an interval: cuDNN may take an algorithm
+Memory has upper outliers, the second part of an interval: cuDNN may take an algorithm
 whose scratch memory is many times that of its neighbors, and no formula predicts for which batch
 sizes. The median stays, and the distribution around it is a mixture of the usual errors and of
 outliers. Trees predict the probability of an outlier from the features (out-of-fold scores, made a

@@ -133,7 +133,7 @@ def traces_here():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pool_file, "ray_runtime", lambda address: nullcontext())
-        patch.setattr(profiles, "TraceTasks", lambda keys, **_: map(profiles.trace_of, keys))
+        patch.setattr(pool_file, "TraceTasks", lambda keys, **_: map(profiles.trace_of, keys))
         yield
 
 

@@ -36,7 +36,7 @@ class Read(NamedTuple):
     """Values that Python read from a tensor of the GPU."""
 
     kind: str
-    """What was read: a number, a comparison or a copy, and its type."""
+    """Number, comparison or copy, and its type."""
     values: Number | Tensor | None
 
 
@@ -55,7 +55,7 @@ class KnownValues:
     Args:
         everything: Compute all tensors, not only small ones of whole numbers.
         reads: Values that Python read from tensors when all were computed, in this order. They
-            answer where values are unknown, but for whole numbers, which may grow with the batch.
+            answer where values are unknown. Whole numbers do not, as they may grow with the batch.
     """
 
     def __init__(self, everything: bool = False, reads: Sequence[Read] = ()) -> None:

@@ -19,10 +19,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from trappm.profiler.errors import InputError, UnsupportedModelError
 from trappm.profiler.models.model_input import ExampleInputs
 from trappm.profiler.models.on_meta import on_meta
-from trappm.profiler.traced_step import Event, Pass, Size, TraceSettings, TraceSource
+from trappm.profiler.traced_step import Event, Pass, Size, TraceSettings
 from trappm.profiler.tracing import losses, step_recorder
 from trappm.profiler.tracing.allocation_log import AllocationLog
 from trappm.profiler.tracing.gpu import attention
+from trappm.profiler.tracing.known_values import AS_IN_THE_EXAMPLE
 from trappm.profiler.tracing.losses import default_loss
 from trappm.profiler.tracing.tensors import tensors_of
 from trappm.profiler.tracing.tracer import Tracer
@@ -319,8 +320,8 @@ def written_into(x, numbers):
 )
 def test_a_step_is_run_for_other_values_than_whole_numbers_of_constants_and_example(ask, is_known):
     inputs = torch.rand(2, 4), torch.tensor([1, 2])
-    source = simulated(Asks(ask=ask, head=nn.Linear(4, 1)), *inputs).memory_source
-    assert source is (TraceSource.TRACED if is_known else TraceSource.RUN)
+    remarks = simulated(Asks(ask=ask, head=nn.Linear(4, 1)), *inputs).remarks
+    assert (AS_IN_THE_EXAMPLE in " ".join(remarks)) != is_known
 
 
 def test_a_tensor_that_is_given_twice_is_one_tensor():
