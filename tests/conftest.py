@@ -52,6 +52,7 @@ def s3_bucket(s3_server, monkeypatch):
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not-to-be-shown")
+    fsspec.get_filesystem_class("s3").clear_instance_cache()  # one without credentials
     bucket = f"bucket-{uuid.uuid4().hex}"
     fsspec.filesystem("s3").mkdir(bucket)
     return f"s3://{bucket}"

@@ -333,7 +333,7 @@ def _register(
 
 def _is_code(value: object) -> bool:
     """Return whether a value is a class, a module of Python or a function."""
-    return callable(value) or isinstance(value, ModuleType)
+    return inspect.isroutine(value) or isinstance(value, type | ModuleType)
 
 
 _Parts = dict[str, Any]
