@@ -752,19 +752,19 @@ def _common_signatures(first: Graph, second: Graph) -> tuple[str, ...]:
 
 def _affine_text(first: str, second: str, batch_sizes: tuple[int, int]) -> str:
     parts = []
-    words, others = _NUMBER.split(first), _NUMBER.split(second)
-    if len(words) != len(others):
+    first_parts, second_parts = _NUMBER.split(first), _NUMBER.split(second)
+    if len(first_parts) != len(second_parts):
         raise TrappmError(_ANOTHER_STRUCTURE)
-    for word, other in zip(words, others, strict=True):
-        if word == other:
-            parts.append(word)
+    for at_first, at_second in zip(first_parts, second_parts, strict=True):
+        if at_first == at_second:
+            parts.append(at_first)
             continue
-        if not (word.isdecimal() and other.isdecimal()):
+        if not (at_first.isdecimal() and at_second.isdecimal()):
             raise TrappmError(_ANOTHER_STRUCTURE)
-        slope, rest = divmod(int(other) - int(word), batch_sizes[1] - batch_sizes[0])
+        slope, rest = divmod(int(at_second) - int(at_first), batch_sizes[1] - batch_sizes[0])
         if rest:
             raise TrappmError(_ANOTHER_STRUCTURE)
-        parts.append(f"{int(word) - slope * batch_sizes[0]}+{slope}n")
+        parts.append(f"{int(at_first) - slope * batch_sizes[0]}+{slope}n")
     return "".join(parts)
 
 

@@ -360,8 +360,10 @@ def device_key(
     card = read_name(name[: count.start()] if count else name)
     behind = cards or {}
     single = [key for key in keys if rank_key(key).ranks == 1]
-    alike = (key for key in single if card.model and card.may_be(read_name(behind.get(key, key))))
-    candidates = [key for key in alike if read_name(key).part == card.part]
+    same_card = (
+        key for key in single if card.model and card.may_be(read_name(behind.get(key, key)))
+    )
+    candidates = [key for key in same_card if read_name(key).part == card.part]
     if len(candidates) == 1:
         return candidates[0]
     if candidates:

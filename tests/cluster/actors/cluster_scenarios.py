@@ -125,7 +125,7 @@ def node_comes_late(url):
             there = {host.split()[0] for _, _, host in list(measured)}
             moment = time.monotonic()
             add(made, "A100", 1)
-            first_after(measured, moment, besides=there)
+            first_after(measured, moment, but_not_on=there)
 
         return play(url, spec(600), faults)
 

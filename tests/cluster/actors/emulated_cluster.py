@@ -197,9 +197,9 @@ def play(url, plan, faults=lambda measured: None, learner=None):
         )  # fmt: skip
         if isinstance(learner, LearnerHandle):
             learner.tell = lambda message: campaign.note("learner", message)
-        beside = ThreadPoolExecutor(1).submit(faults, workers.measured)
+        injected = ThreadPoolExecutor(1).submit(faults, workers.measured)
         campaign.run()
-        beside.result(timeout=60)
+        injected.result(timeout=60)
         return summary(store, campaign_id, plan) | {
             "workers": len({host for _, _, host in workers.measured}),
             "hosts": len({host.split()[0] for _, _, host in workers.measured}),
@@ -224,10 +224,10 @@ def wait_for(measured, count, device=None):
     wait_until(lambda: sum(device in {None, d} for _, d, _ in list(measured)) >= count)
 
 
-def first_after(measured, moment, besides):
+def first_after(measured, moment, but_not_on):
     """Wait for the first attempt after a moment that is not on these hosts."""
     wait_until(lambda: any(
-        at > moment and host.split()[0] not in besides for at, _, host in list(measured)
+        at > moment and host.split()[0] not in but_not_on for at, _, host in list(measured)
     ))  # fmt: skip
 
 
@@ -299,7 +299,7 @@ def main(scenarios):
     report = {f.__name__: f for f in scenarios}[name](*arguments)
     sys.stdout.write(json.dumps(report) + "\n")
     sys.stdout.flush()
-    os._exit(0)  # whatever is still frozen
+    os._exit(0)  # some actors are frozen
 
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not find it

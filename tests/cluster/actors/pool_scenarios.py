@@ -76,7 +76,7 @@ def asked_by_need():
         return {"asked": asked}
 
 
-def mended():
+def repaired():
     messages = []
     with emulated([("A100", 1)]) as made:
         (node,) = made.measuring
@@ -102,6 +102,6 @@ def broken_here():
 
 if __name__ == "__main__":
     main([
-        dismissed_after_its_node, given_back, surplus, asked_by_need, mended,
+        dismissed_after_its_node, given_back, surplus, asked_by_need, repaired,
         broken_here,
     ])  # fmt: skip

@@ -168,7 +168,7 @@ def test_as_many_more_gpus_are_asked_for_as_have_work(play):
 
 @pytest.mark.slow
 def test_a_profiler_that_cannot_start_is_reported_and_joins_once_it_can(play):
-    result = play("mended")
+    result = play("repaired")
     first, second, *_ = result["messages"]
     assert "No module named 'timm'" in first
     assert "the next one is started in 2 s" in first

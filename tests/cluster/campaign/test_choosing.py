@@ -282,7 +282,7 @@ def test_the_first_choice_uses_the_memory_of_known_devices(store, source, target
 def test_measured_device_memory_overrides_the_catalogue(store):
     profiler = FakeProfiler("a100", "host")
     for mib in (38_000.0, 39_000.0):
-        measurement = profiler.measure(POOL[0][0], protocol_named("quick"), f"told {mib}")
+        measurement = profiler.measure(POOL[0][0], protocol_named("quick"), f"label of {mib}")
         environment = {"stack_fingerprint": f"{mib}", "device_memory_mib": mib}
         store.measurements.record_many([replace(measurement, environment=environment)])
     learner = FakeLearner()

@@ -403,13 +403,14 @@ def assert_each_label_once(store, campaign_id):
 
 
 def assert_what_has_no_label_was_abandoned_by_the_rule(store, campaign_id):
-    told = Counter(e.message["id"] for e in store.campaigns.events(campaign_id, kind="abandoned"))
+    events = store.campaigns.events(campaign_id, kind="abandoned")
+    reported = Counter(event.message["id"] for event in events)
     failed = store.assignments.failed(campaign_id)
     for assignment, outcome in failed:
         if assignment.losses < MAX_LOSSES:
             assert (outcome, assignment.failures) in {("timeout", 2), ("timeout", 3), ("error", 3)}
     assert failed
-    assert told == Counter(assignment.id for assignment, _ in failed)
+    assert reported == Counter(assignment.id for assignment, _ in failed)
     for event in store.campaigns.events(campaign_id, kind="abandoned"):
         assert re.search(r"no label after \d+ attempts \(\w", event.message["message"])
 
