@@ -30,7 +30,7 @@ from trappm.profiler.traced_step import (
     TraceSource,
 )
 from trappm.profiler.tracing.fusion import prefers_channels_last
-from trappm.profiler.tracing.known_values import AS_IN_THE_EXAMPLE, Read
+from trappm.profiler.tracing.known_values import AS_IN_THE_EXAMPLE, HostRead
 from trappm.profiler.tracing.losses import Loss, default_loss
 from trappm.profiler.tracing.tracer import Tracer
 
@@ -107,7 +107,7 @@ class _Step:
         settings: TraceSettings,
         batch_sizes: tuple[int, int],
         original: nn.Module | None = None,
-        reads: Sequence[Read] = (),
+        reads: Sequence[HostRead] = (),
     ) -> Tracer:
         module = on_meta(self.model, self.input_size, settings.memory_format, settings.precision)
         return Tracer(

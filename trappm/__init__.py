@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from trappm import snapshots
     from trappm.campaigns import Campaign, CampaignResult
     from trappm.label_store import LabelStore
-    from trappm.prediction.choice import DeviceEvidence, devices
     from trappm.prediction.predict import compare, predict
     from trappm.prediction.prediction import MeasuredStep, Prediction
+    from trappm.prediction.selection import DeviceEvidence, devices
     from trappm.profiler.errors import TrappmError
     from trappm.profiler.memory.simulation import TrainingLoop
 
@@ -35,14 +35,14 @@ __all__ = [
 _MODULES = {
     "Campaign": "trappm.campaigns",
     "CampaignResult": "trappm.campaigns",
-    "DeviceEvidence": "trappm.prediction.choice",
+    "DeviceEvidence": "trappm.prediction.selection",
     "LabelStore": "trappm.label_store",
     "MeasuredStep": "trappm.prediction.prediction",
     "Prediction": "trappm.prediction.prediction",
     "TrainingLoop": "trappm.profiler.memory.simulation",
     "TrappmError": "trappm.profiler.errors",
     "compare": "trappm.prediction.predict",
-    "devices": "trappm.prediction.choice",
+    "devices": "trappm.prediction.selection",
     "predict": "trappm.prediction.predict",
 }
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trappm.learner.snapshots.manifest import read_manifest
-from trappm.prediction.choice import (
+from trappm.prediction.selection import (
     DEFAULT_SNAPSHOT,
     SHIPPED,
     fetched,

@@ -32,7 +32,7 @@ ALL_BOXES = "Non-maximum suppression is taken to keep all boxes."
 Number = bool | int | float
 
 
-class Read(NamedTuple):
+class HostRead(NamedTuple):
     """Values that Python read from a tensor of the GPU."""
 
     kind: str
@@ -58,10 +58,10 @@ class KnownValues:
             answer where values are unknown. Whole numbers do not, as they may grow with the batch.
     """
 
-    def __init__(self, everything: bool = False, reads: Sequence[Read] = ()) -> None:
+    def __init__(self, everything: bool = False, reads: Sequence[HostRead] = ()) -> None:
         self.everything = everything
         self._recorded = reads
-        self.reads: list[Read] = []
+        self.reads: list[HostRead] = []
         """Values that Python has read from tensors so far; None if they were unknown."""
         self._storages = WeakIdKeyDictionary()
         """Storages with values by storages on the meta device."""
@@ -143,7 +143,7 @@ class KnownValues:
             values = self._next(kind)
             if values is not None:
                 self.assumed.add(AS_IN_THE_EXAMPLE)
-        self.reads.append(Read(kind, values))
+        self.reads.append(HostRead(kind, values))
         return values
 
     def check_reads(self) -> None:

@@ -56,7 +56,7 @@ from trappm.profiler.tracing.fusion import FusedKernelLog
 from trappm.profiler.tracing.gpu.traced_gpu import TRACED_GPU
 from trappm.profiler.tracing.gpu_functions import GpuFunctions
 from trappm.profiler.tracing.kernel_log import KernelLog, kernel_table
-from trappm.profiler.tracing.known_values import KnownValues, Read, set_inputs, set_weights
+from trappm.profiler.tracing.known_values import HostRead, KnownValues, set_inputs, set_weights
 from trappm.profiler.tracing.losses import Loss, default_loss
 from trappm.profiler.tracing.origins import OriginLog, line_of_error
 from trappm.profiler.tracing.step_recorder import StepRecorder
@@ -117,7 +117,7 @@ class Tracer:
         loss: Loss = default_loss,
         with_origins: bool = False,
         original: nn.Module | None = None,
-        reads: Sequence[Read] = (),
+        reads: Sequence[HostRead] = (),
         is_named: bool = False,
     ) -> None:
         self._model, self._inputs = model, inputs

@@ -28,7 +28,7 @@ from trappm.learner.physics.devices.known_devices import known_devices
 from trappm.learner.physics.power import MEASURED, loads_of
 from trappm.learner.physics.step_time import StepTimePrior
 from trappm.learner.snapshots.snapshot import load_snapshot
-from trappm.prediction.choice import SHIPPED
+from trappm.prediction.selection import SHIPPED
 from trappm.profiler.devices.catalogue import card_of, spec_of
 from trappm.profiler.models.model_input import Sample
 from trappm.profiler.records import Graph, Optimizer, Phase

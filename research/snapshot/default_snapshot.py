@@ -65,7 +65,7 @@ from trappm.learner.physics.prior import Prior
 from trappm.learner.physics.step_time import StepTimePrior
 from trappm.learner.snapshots.manifest import MANIFEST
 from trappm.learner.snapshots.snapshot import SnapshotInfo, load_snapshot, save_snapshot
-from trappm.prediction.choice import SHIPPED
+from trappm.prediction.selection import SHIPPED
 from trappm.profiler.devices.catalogue import card_name, spec_of
 from trappm.profiler.errors import InputError, TrappmError
 from trappm.profiler.records import METRICS, Graph, Measurement, Phase, StepSettings, is_cpu_device

@@ -8,7 +8,7 @@ import pytest
 from research.snapshot import default_snapshot
 from research.snapshot.shipped_sheets import SHEETS, Sheet
 from trappm.learner.snapshots.snapshot import load_snapshot
-from trappm.prediction.choice import SHIPPED
+from trappm.prediction.selection import SHIPPED
 from trappm.profiler.records import Phase
 
 ARCHITECTURES = ("resnet18", "resnet26", "resnet34", "vgg11")

@@ -14,7 +14,7 @@ from trappm.profiler.records import METRICS
 from trappm.terminal.tables import print_line
 
 if TYPE_CHECKING:
-    from trappm.prediction.choice import DeviceEvidence
+    from trappm.prediction.selection import DeviceEvidence
 
 
 def devices(
@@ -33,7 +33,7 @@ def devices(
 
     Example: trappm devices v100 a100
     """
-    from trappm.prediction.choice import devices as evidence
+    from trappm.prediction.selection import devices as evidence
 
     rows = evidence(snapshot, names or None)
     if as_json:

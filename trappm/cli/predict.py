@@ -197,7 +197,6 @@ def compare(
 
     Example: trappm compare resnet50 --batch-size 128 --phase infer --epochs 1 --samples 1000000
     """
-    from trappm.prediction.choice import Choice
     from trappm.prediction.comparison import (
         best_models,
         comparable,
@@ -207,6 +206,7 @@ def compare(
     )
     from trappm.prediction.predict import compare as compare_steps
     from trappm.prediction.question import Question
+    from trappm.prediction.selection import Selection
 
     everywhere = not device or "all" in device
     predictions = compare_steps(
@@ -230,7 +230,7 @@ def compare(
     predictions, left_out = comparable(predictions, near_labels=everywhere)
     if everywhere:
         question = Question(phase=phase, precision=precision, snapshot=snapshot)
-        unable = Choice(question).unable_devices()
+        unable = Selection(question).unable_devices()
         left_out += [{"device": key, "reason": reason} for key, reason in unable.items()]
     if sort is not None:
         predictions = sorted_by_least(predictions, sort)

@@ -28,7 +28,7 @@ def models() -> Iterable[str]:
 
 @_completing
 def devices() -> Iterable[str]:
-    from trappm.prediction.choice import manifests_that_answer
+    from trappm.prediction.selection import manifests_that_answer
     from trappm.profiler.devices.catalogue import card_keys
 
     keys = (key for manifest in manifests_that_answer(None) for key in manifest.heads)
@@ -45,7 +45,7 @@ def campaigns() -> Iterable[str]:
 
 @_completing
 def snapshots() -> Iterable[str]:
-    from trappm.prediction.choice import DEFAULT_SNAPSHOT, local_registry
+    from trappm.prediction.selection import DEFAULT_SNAPSHOT, local_registry
     from trappm.profiler.host.environment import data_folder
 
     if not (data_folder() / "snapshots").is_dir():

@@ -68,7 +68,7 @@ def show(
     from trappm import snapshots
     from trappm.learner.snapshots.manifest import read_manifest
     from trappm.learner.snapshots.snapshot import load_snapshot
-    from trappm.prediction.choice import folder_of
+    from trappm.prediction.selection import folder_of
 
     if name is None:
         rows = snapshots.list(registry)

@@ -22,7 +22,6 @@ from trappm.learner.physics.compiled_step import (
 )
 from trappm.learner.physics.prior import UPDATE_SHARE
 from trappm.prediction import cost
-from trappm.prediction.choice import device_title
 from trappm.prediction.fit import (
     MemoryInterval,
     largest_batch,
@@ -34,6 +33,7 @@ from trappm.prediction.fit import (
 from trappm.prediction.models import input_size_of, size_kind
 from trappm.prediction.prediction import METRIC_NAMES, NEEDS, Interval, Power, Prediction, quantity
 from trappm.prediction.question import Question, loop_of
+from trappm.prediction.selection import device_title
 from trappm.profiler.devices.catalogue import (
     CPU,
     USABLE_SHARE,
@@ -62,8 +62,8 @@ if TYPE_CHECKING:
 
     from trappm.learner.interface import DeviceHeads
     from trappm.learner.snapshots.manifest import CompiledRatio
-    from trappm.prediction.choice import Choice
     from trappm.prediction.models import Subject
+    from trappm.prediction.selection import Selection
     from trappm.profiler.traced_step import Trace
 
 SIMULATED_ERROR = 0.05
@@ -93,14 +93,14 @@ _LARGEST: WeakKeyDictionary[Subject, dict[tuple[object, ...], int]] = WeakKeyDic
 """Largest batch sizes by model: each takes a dozen predictions."""
 
 
-def answers(asks: Sequence[tuple[Choice, Subject, str]]) -> list[Prediction]:
+def answers(asks: Sequence[tuple[Selection, Subject, str]]) -> list[Prediction]:
     """Predict steps; those of the same heads are predicted together, which is faster.
 
     A device that cannot run the precision gets a prediction without values, and of a module that
     the heads do not cover only the memory is predicted. `missing` has the reasons.
 
     Args:
-        asks: Choice of the question, model and key of the device.
+        asks: Selection of the question, model and key of the device.
 
     Raises:
         SnapshotError: There are no heads for a device and phase.
@@ -109,17 +109,17 @@ def answers(asks: Sequence[tuple[Choice, Subject, str]]) -> list[Prediction]:
     """
     predictions: dict[int, Prediction] = {}
     together: dict[tuple[object, ...], list[tuple[int, _Inquiry]]] = {}
-    for place, (choice, subject, device) in enumerate(asks):
-        question = choice.question
-        if gap := choice.gap(device):
+    for place, (selection, subject, device) in enumerate(asks):
+        question = selection.question
+        if gap := selection.gap(device):
             predictions[place] = _without_values(question, subject, device, gap)
             continue
-        inquiry = _Inquiry(choice, subject, device)
+        inquiry = _Inquiry(selection, subject, device)
         if (why := inquiry.only_memory) is None:
             together.setdefault(inquiry.heads, []).append((place, inquiry))
             continue
         answer = simulated_answer(question, subject, device, why)
-        answer = replace(answer, device_is_default=choice.device_is_default)
+        answer = replace(answer, device_is_default=selection.device_is_default)
         if question.execution is Execution.COMPILE:
             answer = compiled_answer(answer, {}, dict.fromkeys(METRIC_NAMES, why))
         predictions[place] = answer
@@ -264,16 +264,16 @@ def compiled_answer(
 class _Inquiry:
     """A question about one model on one device."""
 
-    def __init__(self, choice: Choice, subject: Subject, device: str) -> None:
-        question = choice.question
+    def __init__(self, selection: Selection, subject: Subject, device: str) -> None:
+        question = selection.question
         self.device = device
-        self._choice = choice
+        self._selection = selection
         self._question = question
         self._subject = subject
-        self._snapshot = choice.snapshot_for(device)
+        self._snapshot = selection.snapshot_for(device)
         self._phase = question.phase
-        self._trained, self._basis = choice.trained(device, subject.name)
-        self._settings = choice.settings(self._trained)._replace(execution=Execution.EAGER)
+        self._trained, self._basis = selection.trained(device, subject.name)
+        self._settings = selection.settings(self._trained)._replace(execution=Execution.EAGER)
         batch_size = question.batch_size or subject.batch_size
         self._trace = subject.trace(self._settings, self._phase, batch_size)
         if self._phase is Phase.TRAIN and self._trace.quantized is not None:
@@ -466,7 +466,7 @@ class _Inquiry:
             model=self._subject.name,
             device=self.device,
             device_name=device_title(self.card),
-            device_is_default=self._choice.device_is_default,
+            device_is_default=self._selection.device_is_default,
             batch_size=self._batch_size,
             accumulation=question.accumulation,
             sequence_length=self._sequence_length(),

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from trappm.prediction.choice import refuse_unnamed, unknown_device
+from trappm.prediction.selection import refuse_unnamed, unknown_device
 from trappm.profiler.devices.catalogue import USABLE_SHARE, memory_mib, process_memory_mib
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Phase, is_cpu_device

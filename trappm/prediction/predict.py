@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, cast
 
 from trappm.learner.snapshots.manifest import MANIFEST
-from trappm.prediction.choice import Choice
 from trappm.prediction.cost import FILE as PRICES
 from trappm.prediction.models import size_kind, subject_of
 from trappm.prediction.prediction import Prediction
-from trappm.prediction.question import Question, Settings
+from trappm.prediction.question import Question, QuestionSettings
+from trappm.prediction.selection import Selection
 from trappm.profiler.errors import InputError
 from trappm.profiler.extensions import extension_folders
 from trappm.profiler.files import made_whole
@@ -47,11 +47,10 @@ _T = TypeVar("_T")
 
 
 def with_settings(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Show `Settings` in the signature of a function that has them as `**settings`, and check calls
-    against it."""
+    """Show the settings in the signature of a function with `**settings`, and check calls by it."""
     own = inspect.signature(function)
     parameters = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
-    for name, kind in Settings.__annotations__.items():
+    for name, kind in QuestionSettings.__annotations__.items():
         default = "train" if name == "phase" else None
         parameters.append(
             inspect.Parameter(
@@ -89,7 +88,7 @@ def predict(
     loss: Callable[..., Tensor] | None = None,
     labels: bool = False,
     trace_seconds: float | None = None,
-    **settings: Unpack[Settings],
+    **settings: Unpack[QuestionSettings],
 ) -> Prediction:
     """Predict time, memory, power and energy of a step, and what fits.
 
@@ -151,8 +150,8 @@ def predict(
     question = Question(
         execution=_execution_of(model) if execution is None else execution, **settings
     )
-    choice = Choice(question)
-    keys = choice.device_keys(device, None)
+    selection = Selection(question)
+    keys = selection.device_keys(device, None)
     subject = subject_of(
         model,
         example_input=example_input,
@@ -162,7 +161,7 @@ def predict(
         sequence_length=sequence_length,
         trace_seconds=trace_seconds,
     )
-    [prediction] = _predictions(choice, [subject], keys, labels=labels)
+    [prediction] = _predictions(selection, [subject], keys, labels=labels)
     if not isinstance(model, str | Path):
         from trappm.prediction.answer import remarks_on_module
 
@@ -188,7 +187,7 @@ def compare(
     example_input: Any = None,
     labels: bool = False,
     executions: Sequence[str] = (Execution.EAGER,),
-    **settings: Unpack[Settings],
+    **settings: Unpack[QuestionSettings],
 ) -> list[Prediction]:
     """Predict a step of several models, or on several devices.
 
@@ -218,8 +217,8 @@ def compare(
     for model in named:  # all names before the first model is traced
         if isinstance(model, str) and not is_file(model):
             refuse_unknown(model)
-    choices = [Choice(Question(execution=how, **settings)) for how in executions]
-    keys = choices[0].device_keys(None, "all" if devices is None else devices)
+    selections = [Selection(Question(execution=how, **settings)) for how in executions]
+    keys = selections[0].device_keys(None, "all" if devices is None else devices)
     both = len({size_kind(model) for model in named}) > 1  # then each takes the size of its kind
     subjects = []
     for model in named:
@@ -233,16 +232,16 @@ def compare(
         else:
             subject = subject_of(model, example_input=example_input)
         subjects.append(subject)
-    by_execution = [_predictions(x, subjects, keys, labels=labels) for x in choices]
+    by_execution = [_predictions(x, subjects, keys, labels=labels) for x in selections]
     return [answer for row in zip(*by_execution, strict=True) for answer in row]
 
 
 def _predictions(
-    choice: Choice, subjects: Sequence[Subject], keys: Sequence[str], *, labels: bool
+    selection: Selection, subjects: Sequence[Subject], keys: Sequence[str], *, labels: bool
 ) -> list[Prediction]:
     """Return the predictions for all devices of the first model, then those of the next."""
-    question = choice.question
-    asks = [(choice, subject, key) for subject in subjects for key in keys]
+    question = selection.question
+    asks = [(selection, subject, key) for subject in subjects for key in keys]
 
     def make() -> list[Prediction]:
         # Errors in the arguments are raised before torch is imported, which takes a second.
@@ -254,7 +253,7 @@ def _predictions(
     if None in identities:
         predictions = make()
     else:
-        identity = (question.identity, identities, keys, choice.device_is_default)
+        identity = (question.identity, identities, keys, selection.device_is_default)
         predictions = _cached(identity, question.snapshot, make)
         predictions = [
             replace(

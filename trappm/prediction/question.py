@@ -38,7 +38,7 @@ MAX_CARBON_G_PER_KWH = 10_000
 MOST_LIMIT_W = 10_000
 
 
-class Settings(TypedDict, total=False):
+class QuestionSettings(TypedDict, total=False):
     """Settings of a question, which are arguments of `trappm.predict` and `trappm.compare`."""
 
     batch_size: int | None
@@ -58,12 +58,14 @@ class Settings(TypedDict, total=False):
 class Question:
     """Settings of a step, snapshot and length of a run, as they were asked.
 
-    `Choice` has what the question leaves open.
+    `Selection` has what the question leaves open.
     """
 
-    def __init__(self, *, execution: str = Execution.EAGER, **settings: Unpack[Settings]) -> None:
+    def __init__(
+        self, *, execution: str = Execution.EAGER, **settings: Unpack[QuestionSettings]
+    ) -> None:
         """Check the settings, which are those of `trappm.predict`; raises InputError."""
-        for name in settings.keys() - Settings.__annotations__.keys():
+        for name in settings.keys() - QuestionSettings.__annotations__.keys():
             raise TypeError(f"a question has no setting {name!r}")
         self.batch_size = settings.get("batch_size")
         check_size("batch size", self.batch_size)

@@ -13,9 +13,9 @@ from trappm.extensions.roofline.steps import roofed_steps
 from trappm.learner.heads.physics_heads import Basis, OtherDevices
 from trappm.learner.physics.devices.known_devices import known_devices
 from trappm.prediction.answer import answers
-from trappm.prediction.choice import Choice
 from trappm.prediction.models import subject_of
 from trappm.prediction.question import Question
+from trappm.prediction.selection import Selection
 from trappm.profiler.records import Phase
 
 
@@ -36,7 +36,7 @@ def test_ceilings_are_those_of_the_data_sheet_of_the_card():
 
 def step(devices, **options):
     question = Question(**{"batch_size": 64, "snapshot": "default", **options})
-    return roofed_steps(Choice(question), subject_of("test_resnet"), devices)
+    return roofed_steps(Selection(question), subject_of("test_resnet"), devices)
 
 
 def roofs(tflops, gb_s):
@@ -84,7 +84,7 @@ def test_open_settings_default_to_the_most_common_of_labels():
 
 
 def test_step_time_without_labels_equals_predict():
-    (shipped,) = Choice(Question(snapshot="default")).snapshots
+    (shipped,) = Selection(Question(snapshot="default")).snapshots
     errors = errors_of_devices(np.array([-0.2, 0.1, 0.3]), ["a", "b", "c"])
     others = OtherDevices(
         known_devices().centre + 0.1,
@@ -92,11 +92,11 @@ def test_step_time_without_labels_equals_predict():
         {(basis, phase): errors for basis in Basis for phase in Phase},
         errors,
     )
-    choice = Choice(Question(batch_size=8), [replace(shipped, others=others)])
+    selection = Selection(Question(batch_size=8), [replace(shipped, others=others)])
     subject = subject_of("test_resnet")
     for name, source in (("l4", "data sheet"), ("v100-32gb", "labels of v100-16gb")):
-        (roofed,) = roofed_steps(choice, subject, [known_device(name)])
-        (predicted,) = answers([(choice, subject, choice.device_keys(name, None)[0])])
+        (roofed,) = roofed_steps(selection, subject, [known_device(name)])
+        (predicted,) = answers([(selection, subject, selection.device_keys(name, None)[0])])
         assert roofed.step_time_ms == pytest.approx(predicted.step_time_ms)
         assert source in roofed.source
 

@@ -16,9 +16,9 @@ from trappm.extensions.transformers.model_heads import (
 from trappm.learner.heads.physics_heads import known_of_others
 from trappm.learner.interface import Workload
 from trappm.learner.physics.step_time import StepTimePrior
-from trappm.prediction.choice import Choice, snapshots_that_answer
 from trappm.prediction.models import subject_of
 from trappm.prediction.question import Question
+from trappm.prediction.selection import Selection, snapshots_that_answer
 from trappm.profiler.devices.catalogue import process_memory_mib, spec_of
 from trappm.profiler.records import Graph, MemoryFormat, Optimizer, Phase, Precision, StepSettings
 
@@ -128,9 +128,9 @@ def test_campaign_labels_take_precedence_over_published_steps():
         manifest=shipped.manifest.model_copy(update={"campaign": "mine"}),
         heads={"h100": {Phase.TRAIN: replace(known, settings=(row,))}},
     )
-    assert Choice(Question(precision="bf16"), [own]).trained("h100", "hf:gpt2")[1] is None
-    assert Choice(Question(precision="amp-bf16"), [own]).trained("h100", "hf:gpt2")[1]
-    assert Choice(Question(precision="bf16"), [shipped]).trained("h100", "hf:gpt2")[1]
+    assert Selection(Question(precision="bf16"), [own]).trained("h100", "hf:gpt2")[1] is None
+    assert Selection(Question(precision="amp-bf16"), [own]).trained("h100", "hf:gpt2")[1]
+    assert Selection(Question(precision="bf16"), [shipped]).trained("h100", "hf:gpt2")[1]
 
 
 @pytest.mark.parametrize("card", ["a100", "h100"])

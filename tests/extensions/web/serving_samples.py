@@ -13,7 +13,7 @@ from trappm.learner.snapshots.manifest import (
     sealed,
     write_folder,
 )
-from trappm.prediction.choice import SHIPPED
+from trappm.prediction.selection import SHIPPED
 
 QUESTION = {"model": "test_resnet", "input_size": 64, "device": "a100", "batch_size": 4}
 

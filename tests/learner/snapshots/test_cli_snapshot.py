@@ -10,7 +10,7 @@ from registry_samples import write_sample
 import trappm
 from trappm.cli import run
 from trappm.learner.snapshots.registry import Registry
-from trappm.prediction.choice import SHIPPED
+from trappm.prediction.selection import SHIPPED
 
 SHARED_ID = json.loads((SHIPPED / "manifest.json").read_text())["id"]
 

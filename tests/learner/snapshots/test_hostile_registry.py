@@ -17,7 +17,7 @@ from trappm.learner.snapshots.manifest import entries, sealed
 from trappm.learner.snapshots.registry import Registry
 from trappm.learner.snapshots.regressions import regressions
 from trappm.learner.snapshots.snapshot import load_snapshot
-from trappm.prediction.choice import SHIPPED
+from trappm.prediction.selection import SHIPPED
 from trappm.profiler.errors import MissingLibraryError, SnapshotError
 from trappm.snapshots import head_rows, listings
 

@@ -8,7 +8,7 @@ from trappm.learner.paper.encoder import train_encoder
 from trappm.learner.paper.presets import LAPTOP
 from trappm.learner.snapshots.registry import Registry
 from trappm.learner.snapshots.snapshot import load_snapshot, save_snapshot
-from trappm.prediction.choice import SHIPPED
+from trappm.prediction.selection import SHIPPED
 from trappm.profiler.records import Phase, Provenance
 from trappm.profiler.trace import trace
 

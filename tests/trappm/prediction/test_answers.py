@@ -18,10 +18,10 @@ from snapshot_samples import imported_label, shipped_heads, snapshot_of
 import trappm
 from trappm.learner.snapshots.manifest import read_whole
 from trappm.prediction import models as subjects
-from trappm.prediction.choice import SHIPPED, Choice, device_key
 from trappm.prediction.comparison import verdicts
 from trappm.prediction.cost import Price, prices_of, run_of
 from trappm.prediction.question import Question
+from trappm.prediction.selection import SHIPPED, Selection, device_key
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import METRICS, Optimizer, Phase, StepSettings, number_text
 
@@ -268,14 +268,14 @@ def test_all_devices_can_be_combined_with_names():
 
 
 def test_a_snapshot_without_a_phase_hides_no_other():
-    (shipped,) = Choice(Question(snapshot="default")).snapshots
+    (shipped,) = Selection(Question(snapshot="default")).snapshots
     train = {"h100": {Phase.TRAIN: shipped.heads["h100"][Phase.TRAIN]}}
     latest = replace(shipped, heads=train, others=None)
     answering = [
-        Choice(Question(phase=phase), [latest, shipped]).snapshot_for("h100") for phase in Phase
+        Selection(Question(phase=phase), [latest, shipped]).snapshot_for("h100") for phase in Phase
     ]
     assert {id(s) for s in answering} == {id(latest), id(shipped)}
-    assert Choice(Question(phase="train"), [latest, shipped]).snapshot_for("h100") is latest
+    assert Selection(Question(phase="train"), [latest, shipped]).snapshot_for("h100") is latest
 
 
 def test_missing_prices_and_adamw_are_explained(printed):
@@ -560,21 +560,21 @@ def test_empty_lists_are_refused():
 def test_adam_and_adamw_share_labels(labelled, optimizer, answered):
     rows = tuple(StepSettings(optimizer=Optimizer(name)) for name in labelled)
     trained = SimpleNamespace(settings=rows)
-    assert Choice(Question(optimizer=optimizer)).settings(trained).optimizer == answered
+    assert Selection(Question(optimizer=optimizer)).settings(trained).optimizer == answered
 
 
 def test_settings_without_labels_are_predicted_by_published_steps_of_the_card():
     """The heads of a V100 learned from fp32 only; NVIDIA published steps in autocast."""
-    (shipped,) = Choice(Question(snapshot="default")).snapshots
+    (shipped,) = Selection(Question(snapshot="default")).snapshots
     others = shipped.others.heads("v100-16gb", Phase.TRAIN).heads.heads["step_time_ms"]
     own = shipped.heads["v100-16gb"][Phase.TRAIN].heads.heads["step_time_ms"]
     for precision, expected in (("amp-fp16", others), ("fp32", own)):
-        choice = Choice(Question(precision=precision), [shipped])
-        trained, basis = choice.trained("v100-16gb", "resnet50")
+        selection = Selection(Question(precision=precision), [shipped])
+        trained, basis = selection.trained("v100-16gb", "resnet50")
         head = trained.heads.heads["step_time_ms"]
         assert head.prior.constants is expected.prior.constants
         assert (basis is not None) == (precision == "amp-fp16")
     # A campaign answers for settings that it did not measure.
     own = replace(shipped, manifest=shipped.manifest.model_copy(update={"campaign": "mine"}))
-    choice = Choice(Question(precision="amp-fp16"), [own])
-    assert choice.trained("v100-16gb", "resnet50")[1] is None
+    selection = Selection(Question(precision="amp-fp16"), [own])
+    assert selection.trained("v100-16gb", "resnet50")[1] is None

@@ -11,7 +11,6 @@ from snapshot_samples import graphs, hasty_encoder, snapshot_of, trained
 import trappm
 from trappm.learner.heads.physics_heads import Heads
 from trappm.learner.paper.presets import LAPTOP
-from trappm.prediction.choice import OWN
 from trappm.prediction.fit import (
     LARGEST_BATCH,
     MemoryInterval,
@@ -19,6 +18,7 @@ from trappm.prediction.fit import (
     largest_batch,
     largest_batch_of_many,
 )
+from trappm.prediction.selection import OWN
 from trappm.profiler.devices.catalogue import USABLE_SHARE
 
 

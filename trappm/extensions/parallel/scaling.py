@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from trappm.extensions.parallel.schedules import Parallelism, Strategy, strategy_of
 from trappm.extensions.parallel.shared_step import ParallelPrediction, SharedStep
-from trappm.prediction.choice import Choice
 from trappm.prediction.fit import VERDICTS, Verdict
 from trappm.prediction.question import Question
+from trappm.prediction.selection import Selection
 from trappm.profiler.devices.catalogue import rank_key
 from trappm.profiler.errors import InputError, UnsupportedModelError
 from trappm.profiler.host.environment import independent_of_caller
@@ -177,7 +177,7 @@ def _devices(names: Sequence[str] | None, snapshot: Any) -> list[str | None]:
         return [None]
     if list(names) != ["all"]:
         return [*names]
-    keys = Choice(Question(phase=Phase.TRAIN, snapshot=snapshot)).device_keys(None, "all")
+    keys = Selection(Question(phase=Phase.TRAIN, snapshot=snapshot)).device_keys(None, "all")
     return [key for key in keys if rank_key(key).ranks == 1]
 
 

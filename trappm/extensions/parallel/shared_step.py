@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from trappm.extensions.parallel.links import Group, Node, node_of
 from trappm.extensions.parallel.schedules import Parallelism, Strategy, strategy_of
-from trappm.prediction.choice import Choice, precision_gap
 from trappm.prediction.cost import prices_of
 from trappm.prediction.fit import MemoryAnswer, Verdict, room_text
 from trappm.prediction.question import Question
+from trappm.prediction.selection import Selection, precision_gap
 from trappm.profiler.devices.catalogue import process_memory_mib
 from trappm.profiler.errors import InputError, UnsupportedModelError
 from trappm.profiler.extensions import extension_modules
@@ -240,8 +240,8 @@ class SharedStep:
     ) -> SharedStep:
         """Predict the step on one GPU, and load its kernels and tensors."""
         question = Question(batch_size=batch_size, phase=Phase.TRAIN, **settings)
-        choice = Choice(question, snapshots)
-        key = choice.device_keys(device, None)[0]
+        selection = Selection(question, snapshots)
+        key = selection.device_keys(device, None)[0]
         node = node_of(key)  # before torch is imported, which takes a second
         from trappm.extensions.parallel.rank_memory import traced_needs
         from trappm.prediction.answer import answers
@@ -251,11 +251,11 @@ class SharedStep:
         subject = model
         if not isinstance(subject, Subject):
             subject = subject_of(model, input_size=input_size, sequence_length=sequence_length)
-        [single] = answers([(choice, subject, key)])
+        [single] = answers([(selection, subject, key)])
         if single.step_time_ms is None:
             raise UnsupportedModelError("; ".join(single.gaps()))
-        trained, _ = choice.trained(key, subject.name)
-        workload, prior = _workload(choice, subject, trained, single.batch_size)
+        trained, _ = selection.trained(key, subject.name)
+        workload, prior = _workload(selection, subject, trained, single.batch_size)
         allocations = None if workload.trace is None else workload.trace.allocations
         if allocations is None:
             raise UnsupportedModelError("the step could not be traced, so scaling is unknown")
@@ -265,7 +265,7 @@ class SharedStep:
         work, divided = _work(workload, prior, needs.all_gradients)
         if divided is not None:
             divided = replace(divided, slower=single.step_time_ms / work.step_ms)
-        card = choice.snapshot_for(key).card(key)
+        card = selection.snapshot_for(key).card(key)
         slowed = (
             extension.contention(subject.name, card, workload.precision)
             for extension in extension_modules("model_heads")
@@ -275,7 +275,7 @@ class SharedStep:
             single=single,
             work=work.lasting(single.step_time_ms),
             needs=needs,
-            mixed=_mixed_needs(subject, choice.settings(trained), needs, workload, key),
+            mixed=_mixed_needs(subject, selection.settings(trained), needs, workload, key),
             node=node,
             divided=divided,
         )
@@ -426,13 +426,13 @@ def _mixed_needs(
 
 
 def _workload(
-    choice: Choice, subject: Subject, trained: TrainedHeads, batch_size: int
+    selection: Selection, subject: Subject, trained: TrainedHeads, batch_size: int
 ) -> tuple[Workload, Any]:
     """Return the step with its trace and kernels, and the prior of its time, if any."""
     from trappm.learner.heads.physics_heads import Heads
     from trappm.learner.interface import Workload
 
-    settings = choice.settings(trained)
+    settings = selection.settings(trained)
     trace = subject.trace(settings, Phase.TRAIN, batch_size)
     workload = Workload.of(trace, settings, batch_size=batch_size, with_kernels=True)
     heads = trained.heads

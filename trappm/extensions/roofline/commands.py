@@ -44,14 +44,14 @@ def roofline(
     from trappm.extensions.roofline.drawing import draw_png
     from trappm.extensions.roofline.report import print_rooflines, rooflines_json
     from trappm.extensions.roofline.steps import known_devices_of, roofed_steps
-    from trappm.prediction.choice import Choice
     from trappm.prediction.models import subject_of
     from trappm.prediction.question import Question
+    from trappm.prediction.selection import Selection
     from trappm.terminal.plots import require_matplotlib
 
     if png is not None:
         require_matplotlib("--png")
-    choice = Choice(
+    selection = Selection(
         Question(
             batch_size=batch_size,
             phase=phase,
@@ -61,9 +61,9 @@ def roofline(
             snapshot=snapshot,
         )
     )
-    devices = known_devices_of(choice, device)
+    devices = known_devices_of(selection, device)
     subject = subject_of(model, input_size=input_size, sequence_length=sequence_length)
-    steps = roofed_steps(choice, subject, devices)
+    steps = roofed_steps(selection, subject, devices)
     if png is not None:
         draw_png(steps, png)
     if as_json:

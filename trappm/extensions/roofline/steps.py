@@ -41,8 +41,8 @@ from trappm.profiler.traced_step import KernelKind, Kernels, KernelTable, Pass, 
 if TYPE_CHECKING:
     from trappm.learner.heads.physics_heads import Head
     from trappm.learner.physics.prior import Prior
-    from trappm.prediction.choice import Choice
     from trappm.prediction.models import Subject
+    from trappm.prediction.selection import Selection
     from trappm.profiler.records import Phase
 
 Array = npt.NDArray[np.float64]
@@ -237,19 +237,19 @@ class RoofedStep:
         return 1000 * self.batch_size / self.step_time_ms
 
 
-def known_devices_of(choice: Choice, names: Sequence[str] | None) -> list[KnownDevice]:
+def known_devices_of(selection: Selection, names: Sequence[str] | None) -> list[KnownDevice]:
     """Return the devices with these names; the usual device of `trappm predict` without a name.
 
     Raises:
-        SnapshotError: As `Choice.device_keys`.
-        InputError: As `Choice.device_keys`, or a device is not in the catalogue.
+        SnapshotError: As `Selection.device_keys`.
+        InputError: As `Selection.device_keys`, or a device is not in the catalogue.
     """
-    keys = choice.device_keys(None, names or None)
-    return [known_device(key, choice.snapshot_for(key).card(key)) for key in keys]
+    keys = selection.device_keys(None, names or None)
+    return [known_device(key, selection.snapshot_for(key).card(key)) for key in keys]
 
 
 def roofed_steps(
-    choice: Choice, subject: Subject, devices: Sequence[KnownDevice]
+    selection: Selection, subject: Subject, devices: Sequence[KnownDevice]
 ) -> list[RoofedStep]:
     """Return the step on each of the devices.
 
@@ -257,10 +257,10 @@ def roofed_steps(
         InputError: The batch size differs from the fixed one of the model.
         UnsupportedModelError: The kernels cannot be traced.
     """
-    heads = [_trained(choice, device) for device in devices]
-    settings = step_settings(choice, devices)
-    batch_size = choice.question.batch_size or subject.batch_size
-    trace = subject.trace(settings, choice.question.phase, batch_size)
+    heads = [_trained(selection, device) for device in devices]
+    settings = step_settings(selection, devices)
+    batch_size = selection.question.batch_size or subject.batch_size
+    trace = subject.trace(settings, selection.question.phase, batch_size)
     if trace.kernels is None:
         raise UnsupportedModelError(
             f"the kernels of {subject.name} cannot be traced: {trace.refusal}"
@@ -283,7 +283,7 @@ def roofed_steps(
             RoofedStep(
                 model=subject.name,
                 device=device,
-                phase=choice.question.phase,
+                phase=selection.question.phase,
                 batch_size=batch_size,
                 settings=settings,
                 step_time_ms=first_ms,
@@ -301,34 +301,34 @@ def roofed_steps(
     return rows
 
 
-def step_settings(choice: Choice, devices: Sequence[KnownDevice]) -> StepSettings:
+def step_settings(selection: Selection, devices: Sequence[KnownDevice]) -> StepSettings:
     """Return the settings of a step, the same for all devices.
 
     Settings that the question leaves open are the most common ones among the labels of the first
     device with kernel-based heads; without such a device: fp32, contiguous, SGD.
     """
-    known = (trained for device in devices if (trained := _trained(choice, device)[2]))
-    return choice.settings(next(known, _UNTRAINED))
+    known = (trained for device in devices if (trained := _trained(selection, device)[2]))
+    return selection.settings(next(known, _UNTRAINED))
 
 
 _UNTRAINED = TrainedHeads(Heads(heads={}, label_count=0), ())
 
 
 def _trained(
-    choice: Choice, device: KnownDevice
+    selection: Selection, device: KnownDevice
 ) -> tuple[Head[Prior] | None, str, TrainedHeads | None]:
     """Return the kernel-based step time head, its source, and all heads if trained on labels."""
     without_labels: tuple[Head[Prior], str] | None = None
-    for snapshot in choice.snapshots:
+    for snapshot in selection.snapshots:
         try:
-            trained = snapshot.trained(device.key, choice.question.phase)
+            trained = snapshot.trained(device.key, selection.question.phase)
         except SnapshotError:
             continue
         heads = trained.heads
         head = heads.heads.get("step_time_ms") if isinstance(heads, Heads) else None
         if head is None or not isinstance(head.prior, StepTimePrior):
             continue
-        basis = snapshot.bases(device.key, choice.question.phase).get("step_time_ms", "labels")
+        basis = snapshot.bases(device.key, selection.question.phase).get("step_time_ms", "labels")
         source = f"{basis}, in snapshot {snapshot.id[:8]}"
         if head.familiarity is not None:
             return head, source, trained

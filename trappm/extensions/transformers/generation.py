@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from trappm.extensions.transformers.model_names import TransformerName
-from trappm.prediction.choice import DEFAULT_DEVICE, device_title, precision_gap
 from trappm.prediction.fit import (
     MemoryInterval,
     Verdict,
@@ -25,6 +24,7 @@ from trappm.prediction.fit import (
     room_text,
     simulated_interval,
 )
+from trappm.prediction.selection import DEFAULT_DEVICE, device_title, precision_gap
 from trappm.profiler.devices.catalogue import process_memory_mib, read_name
 from trappm.profiler.errors import InputError
 from trappm.profiler.host.environment import independent_of_caller

@@ -22,11 +22,11 @@ from trappm.extensions.web.metrics import Metrics
 from trappm.extensions.web.schemas import RooflineQuestion, ScalingQuestion, Settings
 from trappm.extensions.web.uploads import Model, ModelTracer, Shared
 from trappm.prediction.answer import answers
-from trappm.prediction.choice import Choice
 from trappm.prediction.cost import prices_version
 from trappm.prediction.models import ModelKey, UntracedError, known_subject
 from trappm.prediction.prediction import breakdown_dict
 from trappm.prediction.question import Question
+from trappm.prediction.selection import Selection
 from trappm.profiler.errors import InputError, TrappmError
 from trappm.profiler.records import Phase
 
@@ -77,17 +77,17 @@ class Answerer:
             TrappmError: As `trappm.predict` and `tracing`.
         """
         snapshots = await self.snapshots.named(settings.snapshot)
-        choice = Choice(Question(**settings.for_question()), snapshots)
-        devices = choice.device_keys(settings.device, settings.devices)
+        selection = Selection(Question(**settings.for_question()), snapshots)
+        devices = selection.device_keys(settings.device, settings.devices)
         about = (
             tuple(snapshot.id for snapshot in snapshots),
             tuple(settings.for_question().values()),
-            choice.device_is_default,
+            selection.device_is_default,
             prices_version() if settings.epochs is not None else None,
         )
         results: list[Answer] = []
         for model in models:
-            own = await self._answers(about, choice, model, devices)
+            own = await self._answers(about, selection, model, devices)
             if settings.breakdown_depth is not None:
                 depth = settings.breakdown_depth
                 own = [await self._with_breakdown(answer, model, depth) for answer in own]
@@ -97,7 +97,7 @@ class Answerer:
     async def unable_devices(self, settings: Settings) -> list[dict[str, str]]:
         """Return the GPUs that do not support the precision, each with the reason."""
         snapshots = await self.snapshots.named(settings.snapshot)
-        unable = Choice(Question(**settings.for_question()), snapshots).unable_devices()
+        unable = Selection(Question(**settings.for_question()), snapshots).unable_devices()
         return [{"device": key, "reason": reason} for key, reason in unable.items()]
 
     async def rooflines(self, request: RooflineQuestion, model: Model) -> bytes:
@@ -114,16 +114,16 @@ class Answerer:
                 step_settings,
             )
         snapshots = await self.snapshots.named(request.snapshot)
-        choice = Choice(Question(**request.for_question()), snapshots)
-        devices = known_devices_of(choice, request.devices)
+        selection = Selection(Question(**request.for_question()), snapshots)
+        devices = known_devices_of(selection, request.devices)
 
         def work() -> bytes:
-            steps = roofed_steps(choice, known_subject(model.key), devices)
+            steps = roofed_steps(selection, known_subject(model.key), devices)
             return json.dumps(rooflines_json(steps), default=str).encode()
 
-        settings = [step_settings(choice, devices)]
+        settings = [step_settings(selection, devices)]
         return await self._traced(
-            self._kernels_thread, model, settings, choice.question.phase, work
+            self._kernels_thread, model, settings, selection.question.phase, work
         )
 
     async def scalings(self, request: ScalingQuestion, model: Model) -> bytes:
@@ -135,8 +135,8 @@ class Answerer:
         with _other_extension("parallel"):
             from trappm.extensions.parallel.scaling import scaling, scaling_json
         snapshots = await self.snapshots.named(request.snapshot)
-        choice = Choice(Question(**request.for_question()), snapshots)
-        devices = choice.device_keys(None, request.devices)
+        selection = Selection(Question(**request.for_question()), snapshots)
+        devices = selection.device_keys(None, request.devices)
 
         def work() -> bytes:
             predictions, refusals = scaling(
@@ -149,9 +149,9 @@ class Answerer:
             )
             return json.dumps(scaling_json(predictions, refusals), default=str).encode()
 
-        settings = choice.settings_traced(devices)
+        settings = selection.settings_traced(devices)
         return await self._traced(
-            self._kernels_thread, model, settings, choice.question.phase, work
+            self._kernels_thread, model, settings, selection.question.phase, work
         )
 
     def close(self) -> None:
@@ -161,7 +161,7 @@ class Answerer:
         self._tracer.close()
 
     async def _answers(
-        self, about: tuple[object, ...], choice: Choice, model: Model, devices: Sequence[str]
+        self, about: tuple[object, ...], selection: Selection, model: Model, devices: Sequence[str]
     ) -> list[Answer]:
         """Return the answers for one model; identical requests share one computation."""
         key = (*about, model.name, model.key)
@@ -173,11 +173,11 @@ class Answerer:
 
             async def predicted(some: Sequence[str] = some) -> list[Answer]:
                 def work() -> list[Answer]:
-                    return _predicted(choice, model, some)
+                    return _predicted(selection, model, some)
 
-                settings = choice.settings_traced(devices)
+                settings = selection.settings_traced(devices)
                 return await self._traced(
-                    self._heads_thread, model, settings, choice.question.phase, work
+                    self._heads_thread, model, settings, selection.question.phase, work
                 )
 
             made = await self._under_way.wait((*key, *some), predicted)
@@ -255,10 +255,10 @@ def named_model(name: str, input_size: int | None) -> Model:
     return Model(name=name, key=ModelKey(name, input_size), input_size=input_size)
 
 
-def _predicted(choice: Choice, model: Model, devices: Sequence[str]) -> list[Answer]:
+def _predicted(selection: Selection, model: Model, devices: Sequence[str]) -> list[Answer]:
     subject = known_subject(model.key)
     results = []
-    for prediction in answers([(choice, subject, device) for device in devices]):
+    for prediction in answers([(selection, subject, device) for device in devices]):
         named = prediction if model.path is None else replace(prediction, model=model.name)
         results.append(Answer(named, json.dumps(named.to_dict(), default=str).encode()))
     return results

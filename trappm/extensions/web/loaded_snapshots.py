@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from trappm.extensions.web.metrics import Metrics
 from trappm.learner.snapshots.manifest import NAME
-from trappm.prediction.choice import DEFAULT_SNAPSHOT, local_registry, snapshots_that_answer
+from trappm.prediction.selection import DEFAULT_SNAPSHOT, local_registry, snapshots_that_answer
 from trappm.profiler.errors import SnapshotError, TrappmError
 
 if TYPE_CHECKING:

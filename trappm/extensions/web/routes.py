@@ -19,8 +19,8 @@ from trappm.extensions.web.schemas import (
     Settings,
 )
 from trappm.extensions.web.uploads import Model, Upload
-from trappm.prediction.choice import DEFAULT_DEVICE, catalogue_keys
 from trappm.prediction.comparison import comparable, verdicts
+from trappm.prediction.selection import DEFAULT_DEVICE, catalogue_keys
 from trappm.profiler.errors import InputError
 
 router = APIRouter()

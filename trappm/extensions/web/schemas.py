@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from trappm.prediction.choice import DEFAULT_DEVICE
 from trappm.prediction.cost import MOST_USD_PER_HOUR
 from trappm.prediction.question import MAX_CARBON_G_PER_KWH, MAX_COUNT, MOST_LIMIT_W
+from trappm.prediction.selection import DEFAULT_DEVICE
 from trappm.profiler.records import MAX_SIZE
 
 MAX_NAME = 256

@@ -13,7 +13,7 @@ import numpy as np
 
 from trappm.label_store import records
 from trappm.learner.snapshots.manifest import Manifest, read_manifest
-from trappm.prediction.choice import DEFAULT_SNAPSHOT, SHIPPED, local_registry
+from trappm.prediction.selection import DEFAULT_SNAPSHOT, SHIPPED, local_registry
 from trappm.profiler.errors import InputError
 from trappm.profiler.models.families import family_of
 from trappm.profiler.records import (

@@ -1,4 +1,4 @@
-"""Choice of what answers a question: devices by their names, snapshots, heads, and settings.
+"""Selection of what answers a question: devices by their names, snapshots, heads, and settings.
 
 Devices have many names, such as `a100` or `NVIDIA GeForce RTX 3090`, and one key in a snapshot.
 
@@ -48,11 +48,11 @@ if TYPE_CHECKING:
     from trappm.prediction.question import Question
 
 
-class Choice:
+class Selection:
     """Devices by their keys, snapshots, heads and settings that answer a question."""
 
     def __init__(self, question: Question, snapshots: Sequence[Snapshot] | None = None) -> None:
-        """Set up the choice; nothing is read yet.
+        """Set up the selection; nothing is read yet.
 
         Args:
             question: What is asked.
