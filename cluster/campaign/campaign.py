@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-import threading
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -134,16 +133,11 @@ class Campaign:
         self._snapshot: str | None = None
         self._is_over = False
         self._told = self.activity
-        self._stop = threading.Event()
         self._others: defaultdict[str, list[Need]] = defaultdict(list)
         self._rivals_at = -math.inf
         self._seen: Standing | None = None
         """The last look at the store; None after a change."""
         self._look_at = 0.0
-
-    def stop(self) -> None:
-        """Ask a running campaign to stop; what is being measured is measured again later."""
-        self._stop.set()
 
     def note(self, kind: str, message: str) -> None:
         """Record a message as an event, within a second; from any thread."""
@@ -156,8 +150,8 @@ class Campaign:
             The snapshot's id; None if none is published, as its labels are not of hardware.
 
         Raises:
-            CampaignStopped: It was asked to stop, by `stop` or by its state in the store, which
-                is then paused or cancelled.
+            CampaignStopped: It was asked to stop by its state in the store, which is paused or
+                cancelled.
             CanaryStopError: No worker is left that may measure; the campaign is paused.
             NotOwnerError: Another process has taken the campaign over; nothing more is written.
             TrappmError: The campaign cannot continue; its state is failed, and it can be resumed.
@@ -232,7 +226,7 @@ class Campaign:
         """Return the campaign's standing, read after the last change or within `LOOK_S`.
 
         Raises:
-            CampaignStopped: It was asked to stop, by this process or another.
+            CampaignStopped: It was asked to stop.
         """
         now = self.clock()
         if self._seen is None or now >= self._look_at:
@@ -242,11 +236,9 @@ class Campaign:
             self._seen = self.store.campaigns.standing(self.id)
             self._look_at = now + LOOK_S
             if self._seen.state is not CampaignState.RUNNING:
-                self._stop.set()
+                raise CampaignStopped
             self._want_workers(self._seen)
             self._show_counts(self._seen)
-        if self._stop.is_set():
-            raise CampaignStopped
         return self._seen
 
     # The workers: they come and go.

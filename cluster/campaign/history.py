@@ -38,7 +38,6 @@ def course_of(spec: CampaignSpec, traces_elsewhere: bool = False) -> Course:
         one_at_a_time=any(is_cpu_device(d) or runs_nothing(d) for d in devices),
         traces_elsewhere=traces_elsewhere,
         rules=spec.stop or StopRules(),
-        limit_s=spec.measuring_protocol.timeout_s,
     )
 
 

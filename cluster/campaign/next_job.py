@@ -45,8 +45,6 @@ class Course:
     traces_elsewhere: bool = False
     """True if steps are traced on nodes that do not measure."""
     rules: StopRules = field(default_factory=StopRules)
-    limit_s: float = 0.0
-    """Longest time that one measurement may take."""
 
     @property
     def rounds(self) -> int:
@@ -151,10 +149,10 @@ def _job_of_learner(
     rounds = _Rounds(standing, course)
     knows_all = learner.known == standing.ended
     if knows_all and (learner.has_heads or standing.is_enough):
-        if number := next(filter(rounds.has_ended, rounds.open), None):
-            return Close(number)
         if not rounds.open:
             return None if standing.leased else Publish()
+        if rounds.has_ended(rounds.open[0]):
+            return Close(rounds.open[0])
     if choice := next(rounds.unplanned_parts(1), None):
         return choice
     short_of_work = [d for d in course.devices if _is_short(d, standing, course, learner, workers)]
@@ -204,15 +202,12 @@ def waiting(standing: Standing, course: Course, learner: LearnerState) -> Counte
 def may_measure(standing: Standing, course: Course, *, begun: int = 0) -> bool:
     """Return whether one more measurement may begin, in addition to all that run.
 
-    What runs counts as if it had ended: it is expected to give a label and to take the mean time.
-    Before the first measurement has ended, each is expected to take as long as its protocol allows.
-
     Args:
         standing: The campaign in the store.
         course: What the campaign file asks for.
         begun: Number of measurements that have begun since then.
     """
-    return not standing.is_enough and _exceeded(standing, course, begun) is None
+    return not standing.is_enough and _spent(standing, course, begun) is None
 
 
 def stop_that_holds(standing: Standing, course: Course, now: datetime) -> Stop | None:
@@ -225,24 +220,16 @@ def stop_that_holds(standing: Standing, course: Course, now: datetime) -> Stop |
     unplanned = any(rounds.first_unplanned(d) < course.rounds for d in course.devices)
     if standing.leased or not (unplanned or standing.pending):
         return None
-    return _exceeded(standing, course)
+    return _spent(standing, course)
 
 
-def _exceeded(standing: Standing, course: Course, begun: int = 0) -> Stop | None:
-    """Return the first budget that one more measurement would exceed."""
-    attempts, seconds = sum(standing.attempts.values()), sum(standing.seconds.values())
-    running = standing.leased + begun
-    each_s = seconds / attempts if attempts else (course.limit_s if running else 0.0)
-    more = running + 1
-    now = course.rules.budgets(standing.labels, seconds)
-    then = course.rules.budgets(standing.labels + more, seconds + more * each_s)
-    for (rule, limit, spent), (_, _, expected) in zip(now, then, strict=True):
-        if expected > limit * (1.0 + 1e-9):  # sums of seconds are not exact
-            reason = f"{number_text(spent)} of {number_text(limit)} {rule} are spent"
-            if spent < limit:
-                one_more = number_text(expected - spent, 2)
-                reason += f", and one more measurement takes about {one_more}"
-            return Stop(rule, reason)
+def _spent(standing: Standing, course: Course, begun: int = 0) -> Stop | None:
+    """Return the first budget that is spent; measurements that run count as labels."""
+    labels = standing.labels + standing.leased + begun
+    seconds = sum(standing.seconds.values())
+    for rule, limit, spent in course.rules.budgets(labels, seconds):
+        if spent >= limit * (1.0 - 1e-9):  # sums of seconds are not exact
+            return Stop(rule, f"{number_text(spent)} of {number_text(limit)} {rule} are spent")
     return None
 
 

@@ -5,6 +5,9 @@ Such tensors are small and made of constants and of the caller's masks, so they 
 from the trace, on the CPU. Tensors that depend on a weight, a random number or an image are
 unknown. Where the operators of a step depend on those as well, such as with routed experts, the
 step is run on the caller's values, and all tensors are computed.
+
+A step that only reads such values, as to log a loss or to check a limit, is run once and then
+traced: what Python read in the run answers the same reads of the trace, in their order.
 """
 
 from __future__ import annotations
@@ -110,6 +113,8 @@ class KnownValues:
             return None
         with _disable_current_modes():
             known: Tensor | None = self.results(func, args, kwargs)
+            if known is not None:
+                check_memory([known])  # which is kept for the trace
             kind, shape = f"copy of {args[0].dtype}", args[0].shape
             values = self._read(kind, None if known is None else known.clone())
             if known is not None or values is None:

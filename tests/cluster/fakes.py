@@ -25,6 +25,7 @@ from sqlalchemy import event
 from trappm.cluster.campaign.campaign import Campaign
 from trappm.cluster.campaign.ownership import this_process
 from trappm.cluster.campaign.progress import Follower
+from trappm.cluster.launch import order_stop
 from trappm.cluster.messages import CanaryCheck, Choice, Finished, Worker
 from trappm.cluster.profiles import Traced
 from trappm.cluster.spec import CampaignSpec, parse_spec
@@ -41,6 +42,7 @@ from trappm.profiler.records import (
 )
 from trappm.profiler.traced_step import Refusal, Trace, TraceKey
 from trappm.store import Assignment
+from trappm.store.records import CampaignState
 
 SPEC = {
     "name": "tiny",
@@ -307,7 +309,7 @@ class FakeWorkers:
         if len(self.starts) == self.at[0]:
             self.at[1]()
         if self.stop_after is not None and len(self.starts) >= self.stop_after:
-            self.campaign.stop()
+            order_stop(self.campaign.store, self.campaign.id, CampaignState.PAUSED)
 
     def wait(self, timeout_s):
         finished = []

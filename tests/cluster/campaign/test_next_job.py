@@ -186,21 +186,20 @@ def test_a_budget_is_spent_exactly(rules, reason):
     spent = {"labels": 59, "attempts": {"cpu": 59}, "seconds": {"cpu": 59 * 60.0}}
     before = standing(**spent)
     assert may_measure(before, course)
-    assert not may_measure(before, course, begun=1)  # what runs counts as if it had ended
+    assert may_measure(before, course, begun=1) == ("labels" not in rules)  # runs count as labels
     assert stop_that_holds(before, course, NOW) is None
     after = standing(labels=60, attempts={"cpu": 60}, seconds={"cpu": 3600.0})
     assert stop_that_holds(after, course, NOW).reason == reason
 
 
-def test_a_budget_ends_where_one_more_measurement_would_exceed_it():
-    course = replace(CPU, rules=StopRules(gpu_hours=10.0), limit_s=3600.0)
-    state = standing(attempts={"cpu": 10}, seconds={"cpu": 9.5 * 3600})
-    reason = "9.5 of 10 GPU-hours are spent, and one more measurement takes about 0.95"
-    assert stop_that_holds(state, course, NOW).reason == reason
-    begun = standing(planned(0, cpu=3), pending=[("cpu", 0, 2, 1)])
-    few = replace(CPU, rules=StopRules(gpu_hours=1.5), limit_s=3600.0)
-    assert may_measure(standing(), few)
-    assert not may_measure(begun, few)  # the first may take as long as its protocol allows
+def test_a_budget_of_hours_ends_when_they_are_spent():
+    course = replace(CPU, rules=StopRules(gpu_hours=10.0))
+    before = standing(attempts={"cpu": 10}, seconds={"cpu": 9.9 * 3600})
+    after = standing(attempts={"cpu": 11}, seconds={"cpu": 10.2 * 3600})
+    assert may_measure(before, course, begun=5)
+    assert stop_that_holds(before, course, NOW) is None
+    assert not may_measure(after, course)
+    assert stop_that_holds(after, course, NOW).reason == "10.2 of 10 GPU-hours are spent"
 
 
 @pytest.mark.parametrize(
