@@ -14,8 +14,8 @@ A prior is fitted on all labels, and again without each fold of the architecture
 residual and the interval learn from out-of-fold errors. A head can start from another device's: its
 constants are where this device's begin, and its residual is added by the share that fits here.
 
-Heads of a device are trained in parallel, one thread with one core each: matrix products and
-XGBoost release the global interpreter lock (docs/research/design_notes.md).
+Heads of a device are trained in parallel, one thread with one core each: matrix products
+release the global interpreter lock (docs/research/design_notes.md).
 
 **Cards without labels** have heads without a residual (`OtherDevices`), from common constants of
 other cards and the data sheet:
@@ -77,7 +77,7 @@ from trappm.learner.physics.memory import MemoryPrior
 from trappm.learner.physics.power import PowerPrior
 from trappm.learner.physics.prior import Prior
 from trappm.learner.physics.step_time import StepTimePrior, starting_constants
-from trappm.learner.residual import CAUTION, FOLDS, Residual, Surprises, fit_residual
+from trappm.learner.residual import CAUTION, FOLDS, Residual, fit_residual
 from trappm.learner.stats.calibration import (
     Calibration,
     Familiarity,
@@ -146,18 +146,13 @@ class Head(Generic[P]):
     source_share: float = 0.0
     labelled: LabelledRange | None = None
     """None without labels."""
-    surprises: Surprises | None = None
-    """None if there are too few upper outliers."""
     excess: float = 0.0
     """Part of each label, in the metric's unit, that predictions leave out."""
 
     def predict(self, workloads: Sequence[Workload]) -> Estimate:
-        middle, deviation, outside, chances = self._logs(workloads)
+        middle, deviation, outside = self._logs(workloads)
         stated, median = self._stated(deviation, middle), np.exp(middle)
-        if self.surprises is None or chances is None:
-            log_quantiles = self.calibration.log_quantiles(middle, stated)
-        else:
-            log_quantiles = self.surprises.log_quantiles(self.calibration, middle, stated, *chances)
+        log_quantiles = self.calibration.log_quantiles(middle, stated)
         low, high = central_interval(log_quantiles)
         estimate = Estimate(
             median=median,
@@ -173,30 +168,25 @@ class Head(Generic[P]):
 
     def exceeding(self, workloads: Sequence[Workload], limit: float | Array) -> Array:
         """Return the probability that each of n workloads exceeds a limit, or its own (n)."""
-        middle, deviation, _, chances = self._logs(workloads)
-        stated, gap = self._stated(deviation, middle), np.log(limit + self.excess) - middle
-        if self.surprises is None or chances is None:
-            return self.calibration.exceeding(gap / stated)
-        return self.surprises.exceeding(self.calibration, gap, stated, *chances)
+        middle, deviation, _ = self._logs(workloads)
+        gap = np.log(limit + self.excess) - middle
+        return self.calibration.exceeding(gap / self._stated(deviation, middle))
 
     def learned(self, workloads: Sequence[Workload]) -> Array:
         """Return what is added to the prior's logarithm (n)."""
         return self._learned(workloads, self.prior.features(workloads))[0]
 
-    def _logs(
-        self, workloads: Sequence[Workload]
-    ) -> tuple[Array, Array, BoolArray | None, tuple[Array, Array] | None]:
-        """Return logarithms, deviations, whether each workload is outside the training
-        distribution, and the probability of an outlier with its weight (n each)."""
+    def _logs(self, workloads: Sequence[Workload]) -> tuple[Array, Array, BoolArray | None]:
+        """Return logarithms, deviations, and whether each workload is outside the training
+        distribution (n each)."""
         logs, features = self.prior.logs_and_features(workloads)
         added, deviation = self._learned(workloads, features)
         middle = logs + added
         if self.familiarity is None:
-            return middle, deviation, None, None
+            return middle, deviation, None
         distance = self.familiarity.distance(features)
         widened = self.familiarity.widened(deviation, distance)
-        chances = None if self.surprises is None else self.surprises.probability(features, distance)
-        return middle, widened, self.familiarity.outside(distance), chances
+        return middle, widened, self.familiarity.outside(distance)
 
     def _stated(self, deviation: Array, middle: Array) -> Array:
         """Return deviations (n), widened for values beyond the labels."""
@@ -210,9 +200,7 @@ class Head(Generic[P]):
 
     def tensors(self) -> dict[str, Tensor]:
         """Return everything learned, by name; `from_tensors` is the inverse."""
-        names = (
-            "prior", "residual", "calibration", "familiarity", "source", "labelled", "surprises",
-        )  # fmt: skip
+        names = ("prior", "residual", "calibration", "familiarity", "source", "labelled")
         tensors = joined_tensors({name: getattr(self, name) for name in names})
         return {**tensors, "source_share": torch.tensor(self.source_share, dtype=torch.float64)}
 
@@ -220,7 +208,7 @@ class Head(Generic[P]):
     def from_tensors(cls, prior: type[P], tensors: Mapping[str, Tensor]) -> Self:
         """Read a head; raise KeyError or ValueError for other tensors."""
         familiarity, source = with_prefix(tensors, "familiarity."), with_prefix(tensors, "source.")
-        labelled, surprises = (with_prefix(tensors, f"{p}.") for p in ("labelled", "surprises"))
+        labelled = with_prefix(tensors, "labelled.")
         return cls(
             prior.from_tensors(with_prefix(tensors, "prior.")),
             Residual.from_tensors(with_prefix(tensors, "residual.")),
@@ -229,7 +217,6 @@ class Head(Generic[P]):
             cls.from_tensors(prior, source) if source else None,
             float(tensors["source_share"]),
             LabelledRange.from_tensors(labelled) if labelled else None,
-            Surprises.from_tensors(surprises) if surprises else None,
         )
 
 
@@ -284,7 +271,7 @@ class Ours:
             label_errors=targets.errors,
         )
         errors = np.where(known, residuals, bounds) - out_of_fold.mean
-        familiarity, deviations, surprises = None, out_of_fold.deviation, None
+        familiarity, deviations = None, out_of_fold.deviation
         if len(workloads):
             errors_on = [UnseenErrors(errors, deviations, folds)]
             points = Coordinates.fit(features, prior.feature_groups).apply(features)
@@ -297,14 +284,9 @@ class Ours:
             familiarity, deviations = familiarity.fit_widening(
                 errors_on, residual.noise, targets.groups, known
             )
-            if prior.surprises:
-                surprises = Surprises.fit(
-                    features, errors, deviations, targets.groups, folds, known,
-                    familiarity.usual_distance(targets.groups), generator,
-                )  # fmt: skip
         calibration = Calibration.fit(errors, deviations, targets.groups, known)
         labelled = LabelledRange.of(targets)
-        return Head(prior, residual, calibration, familiarity, source, share, labelled, surprises)
+        return Head(prior, residual, calibration, familiarity, source, share, labelled)
 
     def _fit_prior(
         self, workloads: Sequence[Workload], targets: Targets, start: Head[Prior] | None
@@ -811,6 +793,5 @@ def head_of(prior: Prior, errors: Calibration) -> Head[Prior]:
     """A head without residual, of these errors of the logarithm."""
     low, high = errors.interval()
     deviation = (high - low) / (2 * Z90)
-    weights = {"process": 0.0, "trees": 0.0}
-    residual = Residual(sum(prior.feature_groups), None, None, weights, deviation)
+    residual = Residual(sum(prior.feature_groups), deviation)
     return Head(prior, residual, Calibration(errors.quantiles / deviation), None)

@@ -223,8 +223,6 @@ class MemoryPrior(TermPrior):
     """Prior of the memory on GPUs."""
 
     feature_groups = FEATURE_GROUPS
-    surprises = True
-    """cuDNN's workspaces."""
 
     def __init__(self, log_constants: Array | None = None, loop: Loop = Loop.PLAIN) -> None:
         super().__init__(SPEC, log_constants)

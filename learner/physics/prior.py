@@ -43,8 +43,6 @@ class Prior(ABC):
 
     transfer_tightness: float = TRANSFER_TIGHTNESS
     """Factor on how far single constants may move from another device's."""
-    surprises: bool = False
-    """True if labels have upper outliers that the formula cannot explain."""
 
     @property
     @abstractmethod

@@ -215,7 +215,7 @@ class Manifest(_Part):
 
 
 FORMAT = "trappm-snapshot"
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 """4: Gaussian processes by unique landmarks and their whitened posterior."""
 OTHERS = "other-devices.safetensors"
 """File with the constants of cards without labels."""

@@ -76,7 +76,7 @@ _MISFITS = (KeyError, RuntimeError, TypeError, ValueError, AttributeError, Safet
 """Errors of tensors and settings that do not fit together."""
 
 FEATURE_VERSIONS = {"graph": 1, "memory": 1, "kernels": 4}
-"""Versions of the features, which trees and constants identify by position only.
+"""Versions of the features, which processes and constants identify by position only.
 Increase one when code computes different values under the same names and shapes
 (`tests/learner/physics/test_kernel_features.py` has the values of each version)."""
 

@@ -276,11 +276,6 @@ class Familiarity:
         stored = self.points[_evenly_spaced(len(self.points))]
         return replace(self, points=stored, widening=best * unit), widened(best)[0]
 
-    def usual_distance(self, groups: Sequence[str]) -> float:
-        """Return the median distance between architectures of the fitted labels (n)."""
-        number = _numbers(groups)[_evenly_spaced(len(groups))]
-        return _usual(_nearest(self.points, self.points, number))
-
     def distance(self, features: Array) -> Array:
         """Return the distance to the nearest label of workloads (n) in standard deviations."""
         return _nearest(self._scaled(features), self.points)

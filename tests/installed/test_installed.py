@@ -73,7 +73,6 @@ def campaign(installed):
 
 def test_a_campaign_learns_from_60_labels_and_publishes_heads(campaign):
     assert campaign["trained_on"]["cpu-2t"] == 60
-    assert campaign["grew_trees"]
     assert campaign["state"] == "finished"
 
 
@@ -151,7 +150,7 @@ NEEDS_CAMPAIGN = (
 
 def test_without_extras_predictions_work(light):
     assert {"ray", "sqlalchemy", "torch_geometric", "fastapi", "pandas"} <= LIGHT
-    assert not {"torch", "timm", "onnx", "xgboost", "pydantic", "rich"} & LIGHT
+    assert not {"torch", "timm", "onnx", "pydantic", "rich"} & LIGHT
     process = light("-c", COMMANDS, json.dumps(PREDICTING))
     out, err = process.communicate(timeout=1000)
     assert json.loads(out.splitlines()[-1]) == [0] * len(PREDICTING), err
