@@ -41,7 +41,7 @@ ALL = "all"
 """Strategy of a campaign that measures its whole pool."""
 ANY_GPU = "gpu"
 """Device of a learner that takes a GPU of any kind."""
-LEAST_TRAINING_LABELS = 4
+MIN_TRAINING_LABELS = 4
 """A device with fewer training labels gets no heads."""
 _PRESETS = resources.files("trappm.cluster") / "presets"
 
@@ -270,9 +270,9 @@ class CampaignSpec(CampaignBudget):
                 f"learner_device: {device} is not a GPU; name one such as a100, take gpu for any, "
                 "or leave it out"
             )
-        if self.initial.source < LEAST_TRAINING_LABELS:
+        if self.initial.source < MIN_TRAINING_LABELS:
             raise ValueError(
-                f"initial: source is {self.initial.source}; heads need {LEAST_TRAINING_LABELS} or "
+                f"initial: source is {self.initial.source}; heads need {MIN_TRAINING_LABELS} or "
                 "more"
             )
         shares = (self.evaluation.target, self.initial.target, self.rounds.target)

@@ -51,7 +51,7 @@ TUNING_ROWS = 300
 """Labels that the covariance is chosen on; more take time and change little."""
 ROWS_AT_ONCE = 4096
 """Bounds the memory of one product."""
-LEAST_NOISE = 0.003
+MIN_NOISE = 0.003
 """Least noise of the logarithm: repeated step times of busy GPUs differ by about this much
 (0.34 % in the median of five pairs on H100s, docs/research/measurement.md)."""
 PSEUDO_LABELS = 2.0
@@ -264,12 +264,12 @@ def fit_process(
         The process, and its out-of-fold predictions.
     """
     known = np.flatnonzero(~np.isnan(values))
-    unit = max(robust_deviation(values[known]), LEAST_NOISE)
+    unit = max(robust_deviation(values[known]), MIN_NOISE)
     coordinates = Coordinates.fit(features, groups)
     points = coordinates.apply(features)
     bounds = np.full(len(values), np.nan) if bounds is None else bounds
     errors = np.zeros(len(values)) if label_errors is None else label_errors / unit
-    labels = _Labels(values / unit, bounds / unit, errors, LEAST_NOISE / unit)
+    labels = _Labels(values / unit, bounds / unit, errors, MIN_NOISE / unit)
     rows = np.sort(generator.permutation(known)[:TUNING_ROWS])
     covariance = _choose(points[rows], labels.at(rows), folds[rows], coordinates.groups)
     chosen = np.sort(generator.permutation(len(values))[:LANDMARKS])

@@ -44,7 +44,7 @@ BoolArray = npt.NDArray[np.bool_]
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-_MOST_RESULTS = 4096
+_MAX_RESULTS = 4096
 """Largest number of cached results per object: a server runs for long."""
 
 
@@ -59,7 +59,7 @@ def cached_with_first(
         known, key = results.setdefault(first, {}), (args, *kwargs.items())
         result = known.get(key)
         if result is None:
-            if len(known) >= _MOST_RESULTS:
+            if len(known) >= _MAX_RESULTS:
                 known.clear()
             result = known[key] = function(first, *args, **kwargs)
         return result
@@ -195,7 +195,7 @@ def errors_of(labels: Sequence[TrainingLabel]) -> Array:
     return errors
 
 
-LEAST_LEFT = 0.1
+MIN_SHARE_LEFT = 0.1
 """Least share of an estimate that is left without a constant part; a round number."""
 
 
@@ -237,7 +237,7 @@ class Estimate:
 
         Deviations stay the same in that unit, so those of the logarithm grow.
         """
-        median = np.maximum(self.median - excess, LEAST_LEFT * self.median)
+        median = np.maximum(self.median - excess, MIN_SHARE_LEFT * self.median)
         growth = self.median / median
 
         def scaled(values: Array | None) -> Array | None:

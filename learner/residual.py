@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from trappm.learner.gaussian_process import (
-    LEAST_NOISE,
+    MIN_NOISE,
     FoldPredictions,
     GaussianProcess,
     fit_process,
@@ -29,7 +29,7 @@ from trappm.profiler.errors import InputError
 FOLDS = 5
 """Folds of architectures; the usual number."""
 # Round numbers, as all below, judged by `python -m research evaluate` (docs/research/accuracy.md).
-LEAST_FOR_PROCESS = 6
+MIN_FOR_PROCESS = 6
 """Least number of labels for a process."""
 CAUTION = 5.0
 """Weight of the prior guess that the process has no weight, as a number of labels."""
@@ -37,7 +37,7 @@ WEIGHT_STEP = 0.1
 """Step between the weights that are tried."""
 UNKNOWN_NOISE, UNKNOWN_VOTES = 0.2, 0.5
 """Deviation of the logarithm without labels, between memory's and step time's, and its weight as a
-number of labels next to fewer than `LEAST_FOR_PROCESS`."""
+number of labels next to fewer than `MIN_FOR_PROCESS`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +116,7 @@ def fit_residual(
     known = ~np.isnan(log_residual)
     process, weight = None, 0.0
     mean, spread = np.zeros(count), np.zeros(count)
-    if known.sum() >= LEAST_FOR_PROCESS and len(np.unique(folds[known])) > 1:
+    if known.sum() >= MIN_FOR_PROCESS and len(np.unique(folds[known])) > 1:
         process, unseen = fit_process(
             features, log_residual, widths, folds, generator, bounds, noisy
         )
@@ -169,10 +169,10 @@ def _noise(errors: Array, noisy: Array) -> float:
     count = len(errors)
     if not count:
         return UNKNOWN_NOISE
-    deviation = max(robust_deviation(errors), LEAST_NOISE)
+    deviation = max(robust_deviation(errors), MIN_NOISE)
     shrunk = errors * (deviation / np.hypot(deviation, noisy))
-    deviation = max(robust_deviation(shrunk), LEAST_NOISE)
-    if count < LEAST_FOR_PROCESS:
+    deviation = max(robust_deviation(shrunk), MIN_NOISE)
+    if count < MIN_FOR_PROCESS:
         votes = count * deviation**2 + UNKNOWN_VOTES * UNKNOWN_NOISE**2
         return float(np.sqrt(votes / (count + UNKNOWN_VOTES)))
     return deviation

@@ -26,7 +26,7 @@ from trappm.store import RefusedRowError, Store
 SET_ASIDE_S = 3600.0
 """Seconds after which a device that failed its checks is looked at again."""
 
-_MOST_WORKER_FAILURES = 3
+_MAX_WORKER_FAILURES = 3
 """Number of successive failures after which a worker without a canary is stopped."""
 
 
@@ -103,7 +103,7 @@ class HostChecks:
             self._watches.pop(worker, None)
         else:
             self._failures[worker] += 1
-            if self._failures[worker] >= _MOST_WORKER_FAILURES:
+            if self._failures[worker] >= _MAX_WORKER_FAILURES:
                 self._stop(worker, f"it broke down repeatedly, lastly with: {measurement.message}")
 
     def forget(self, worker: Worker) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from trappm.cluster.messages import Choice, ChoiceRequest
 from trappm.cluster.profiles import steps_of
-from trappm.cluster.spec import ALL, LEAST_TRAINING_LABELS, CampaignSpec
+from trappm.cluster.spec import ALL, MIN_TRAINING_LABELS, CampaignSpec
 from trappm.learner.interface import Workload
 from trappm.learner.stats.errors import split_architectures
 from trappm.learner.stats.folds import content_groups
@@ -122,11 +122,11 @@ def check_budget(
         training = sum(others)
         possible = _possible(device, pool)
         initial = spec.initial.source
-        needed = 2 * LEAST_TRAINING_LABELS
+        needed = 2 * MIN_TRAINING_LABELS
         if device == spec.devices.source and initial < needed and not all(map(_is_eager, possible)):
             raise InputError(
                 f"initial: source is {initial}, half of it compiled steps; heads need "
-                f"{LEAST_TRAINING_LABELS} eager ones, so {needed} or more"
+                f"{MIN_TRAINING_LABELS} eager ones, so {needed} or more"
             )
         kept_back = sum(c.architecture in held_out for c in possible)
         if spec.strategy == ALL:
@@ -160,9 +160,9 @@ def with_whole_pool(spec: CampaignSpec, store: Store) -> CampaignSpec:
     pool = pool_of(spec, store)
     held_out, possible = check_budget(spec, pool), _possible(spec.devices.source, pool)
     kept_back = sum(c.architecture in held_out for c in possible)
-    if len(possible) - kept_back < LEAST_TRAINING_LABELS:
+    if len(possible) - kept_back < MIN_TRAINING_LABELS:
         raise InputError(
-            f"strategy all needs {LEAST_TRAINING_LABELS} configurations to train on; the pool has "
+            f"strategy all needs {MIN_TRAINING_LABELS} configurations to train on; the pool has "
             f"{len(possible) - kept_back} that {spec.devices.source} can run and that are not held "
             "out; add models or sizes"
         )

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trappm.cluster.messages import Choice, ChoiceRequest
-from trappm.cluster.spec import LEAST_TRAINING_LABELS
+from trappm.cluster.spec import MIN_TRAINING_LABELS
 from trappm.cluster.training_report import (
     Judgement,
     TrainingReport,
@@ -225,7 +225,7 @@ class CampaignLearner:
         self._training_labels = [label for label in labels if label.role == Role.TRAIN]
         self._cards = {label.device: label.card or label.device for label in labels}
         counts = Counter(label.device for label in self._training_labels)
-        devices = [device for device in counts if counts[device] >= LEAST_TRAINING_LABELS]
+        devices = [device for device in counts if counts[device] >= MIN_TRAINING_LABELS]
         devices.sort(key=lambda device: (device != self._source, device))
         trainings = max(1, 2 * len(devices) - 1)
         parts = (_part(self._note, number, trainings) for number in itertools.count())
@@ -546,7 +546,7 @@ def cross_validated(
         out = set(names[fold::FOLDS])
         held_out = [label for label, group in zip(labels, groups, strict=True) if group in out]
         rest = [label for label, group in zip(labels, groups, strict=True) if group not in out]
-        if len(rest) < LEAST_TRAINING_LABELS or not held_out:
+        if len(rest) < MIN_TRAINING_LABELS or not held_out:
             continue
         transferred, scratch = (
             judge(train(rest, init, _part(on_progress, 2 * fold + at, 2 * FOLDS)), held_out)

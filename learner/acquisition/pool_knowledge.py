@@ -24,7 +24,7 @@ from trappm.profiler.devices.catalogue import DeviceSpec
 
 METRICS = ("step_time_ms", "memory_mib", "power_w")
 """Metrics that a batch serves; energy follows from time and power."""
-LEAST_DEVIATION = 0.1
+MIN_DEVIATION = 0.1
 """Least deviation of the logarithm when predicting out-of-memory runs: a round number above the
 error of simulated memory (docs/research/accuracy.md), since an avoided run gives no label."""
 # Chosen on splits of the published sheets by seeds 100 to 119, which no table judges by
@@ -89,7 +89,7 @@ class PoolKnowledge:
 
 def probability_above(estimate: Estimate, limit: float) -> Array:
     """Return the probability that each log-normal estimate (n) exceeds a limit (n)."""
-    deviation = np.maximum(_log_std(estimate), LEAST_DEVIATION)
+    deviation = np.maximum(_log_std(estimate), MIN_DEVIATION)
     gaps = (np.log(limit) - np.log(estimate.median)) / deviation
     normal = NormalDist()
     return np.array([1.0 - normal.cdf(gap) for gap in gaps.tolist()])

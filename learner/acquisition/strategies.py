@@ -8,9 +8,9 @@ from trappm.learner.acquisition.request import AcquisitionRequest, Pick, explain
 from trappm.learner.gaussian_process import matern32
 from trappm.learner.interface import Array, FloatArray, IntArray
 
-MOST_TARGETS = 1_000
+MAX_TARGETS = 1_000
 """Configurations, drawn uniformly, that represent a larger pool."""
-MOST_PAIRS = 50_000_000
+MAX_PAIRS = 50_000_000
 """Similarities of a target and a configuration that are stored."""
 TARGETS_AT_ONCE = 64
 """Bounds the memory of one product."""
@@ -49,7 +49,7 @@ class Representation:
             noise_factor: Noise variance of each measurement relative to the usual one (n);
                 gains are divided by it.
         """
-        most = max(1, min(MOST_TARGETS, MOST_PAIRS // max(len(points), 1)))
+        most = max(1, min(MAX_TARGETS, MAX_PAIRS // max(len(points), 1)))
         targets = points[at_most(len(points), most, generator)]
         self._likeness = np.empty((len(targets), len(points)), dtype=np.float32)
         self._gains = np.zeros(len(points), dtype=np.float64)

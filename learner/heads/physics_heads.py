@@ -385,7 +385,7 @@ _ONE_THREAD = _OneThread()
 
 
 KIND = "physics"
-LEAST_LABELS = 2
+MIN_LABELS = 2
 """A metric with fewer values than this gets no head."""
 
 _KINDS: Mapping[str, type[Prior]] = {
@@ -640,10 +640,10 @@ def _metrics_with_labels(
     if len(groups) != len(workloads):
         raise InputError(f"groups have shape ({len(groups)},); they must have shape {shape[:1]}")
     counts = np.count_nonzero(~np.isnan(targets), axis=0)
-    metrics = [m for m, count in zip(METRICS, counts, strict=True) if count >= LEAST_LABELS]
+    metrics = [m for m, count in zip(METRICS, counts, strict=True) if count >= MIN_LABELS]
     if not metrics:
         raise InputError(
-            f"{len(workloads)} labels are too few: each metric needs {LEAST_LABELS} or more"
+            f"{len(workloads)} labels are too few: each metric needs {MIN_LABELS} or more"
         )
     return metrics
 

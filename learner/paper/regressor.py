@@ -53,11 +53,11 @@ MakeNetwork = Callable[[int, float], nn.Module]
 """Makes a network, from a batch of graphs to (graphs, 1), for a width of the vector and a mean
 number of nodes."""
 
-LEAST_LABELS = 2
+MIN_LABELS = 2
 """Least number of labels (round number): one has no spread."""
 FOLDS = 5
 """Folds of architectures; each network is trained without one."""
-LEAST_SCALE, LEAST_NOISE = 0.02, 0.005
+MIN_SCALE, MIN_NOISE = 0.02, 0.005
 """Least values of the logarithm's scale and of the noise."""
 
 
@@ -258,7 +258,7 @@ class NetworkModel:
 class Regressor:
     """Recipe that trains networks for one metric on one device (`learner.interface.Estimator`)."""
 
-    least_labels: ClassVar[int] = LEAST_LABELS
+    least_labels: ClassVar[int] = MIN_LABELS
 
     name: str
     network: MakeNetwork
@@ -288,7 +288,7 @@ class Regressor:
                 fit_node_scaler([workload.graph for workload in chosen]),
                 Scaler.fit(self.vector(chosen)),
                 float(logs.mean()),
-                max(float(logs.std()), LEAST_SCALE),
+                max(float(logs.std()), MIN_SCALE),
             )
             rate = self.training.learning_rate
             return self._train(chosen, logs, groups, generator, scales, (), rate)
@@ -343,7 +343,7 @@ class Regressor:
                 errors[unseen] = scales.scale * (units[unseen] - outputs)
                 networks.append(network)
         judged = ~np.isnan(errors)
-        noise = max(robust_deviation(errors[judged]), LEAST_NOISE)
+        noise = max(robust_deviation(errors[judged]), MIN_NOISE)
         familiarity, deviations = Familiarity.fit(_operators(chosen), groups).fit_widening(
             [UnseenErrors(errors, np.full(len(errors), noise), folds)], noise, groups, judged
         )
@@ -365,8 +365,8 @@ def labelled(workloads: Sequence[Workload], targets: Targets) -> tuple[list[int]
         raise InputError(f"{len(workloads)} workloads have labels of shape {targets.values.shape}")
     known = np.flatnonzero(~np.isnan(targets.values)).tolist()
     values = targets.values[known]
-    if len(known) < LEAST_LABELS:
-        raise InputError(f"{len(known)} labels are too few to learn from; give {LEAST_LABELS}")
+    if len(known) < MIN_LABELS:
+        raise InputError(f"{len(known)} labels are too few to learn from; give {MIN_LABELS}")
     if not np.all((values > 0) & np.isfinite(values)):
         raise InputError("a label is zero, negative or infinite")
     return known, np.log(values)

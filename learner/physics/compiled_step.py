@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 
 from trappm.learner.interface import Array, Workload
 from trappm.learner.physics.step_time import (
-    LEAST_MS,
+    MIN_MS,
     PASSES,
     PRODUCTS,
     SHARPNESS,
@@ -97,7 +97,7 @@ class CompiledStep:
     def log_times(self, parts: Array) -> Array:
         """Return the logarithm of the step time in ms (n) from times by part (n, parts)."""
         scaled = parts * np.exp(self.constants)
-        both = np.stack([scaled[:, :-2].sum(1), scaled[:, -2]]).clip(min=LEAST_MS)
+        both = np.stack([scaled[:, :-2].sum(1), scaled[:, -2]]).clip(min=MIN_MS)
         busy = np.exp(np.logaddexp(*(SHARPNESS * np.log(both))) / SHARPNESS)
         values: Array = np.log(busy + scaled[:, -1])
         return values

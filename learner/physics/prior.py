@@ -30,7 +30,7 @@ from trappm.profiler.records import Graph
 TRANSFER_TIGHTNESS = 0.15
 """Factor on how far single constants move between GPUs; chosen from the RTX 3090 to the 4090
 (docs/research/accuracy.md)."""
-FIRST_SCALE, LEAST_SCALE = 0.3, 0.01
+FIRST_SCALE, MIN_SCALE = 0.3, 0.01
 """Largest and smallest scale of the errors of the logarithm of a `TermPrior` (round numbers)."""
 
 
@@ -277,7 +277,7 @@ def fit_coefficients(
     start = np.linalg.solve(root, np.full(len(middle), level))
     x = map_fit(
         errors, jacobian, start,
-        is_value=measured, first_scale=FIRST_SCALE, least_scale=LEAST_SCALE,
+        is_value=measured, first_scale=FIRST_SCALE, least_scale=MIN_SCALE,
     )  # fmt: skip
     fitted: Array = middle + root @ x
     return fitted

@@ -77,7 +77,7 @@ TILES = ((256, 128), (128, 64), (64, 32))
 """Rows and columns of the result that one unit computes at a time; a library chooses."""
 _SPLITS = (1, 2, 4, 8, 16, 32, 64)
 """Parts that the depth of a product may be cut into (split-k)."""
-_LEAST_DEPTH_OF_A_SPLIT = 256
+_MIN_DEPTH_OF_A_SPLIT = 256
 """Least depth of a part. A round number: the limits of the libraries are not published."""
 
 BYTES_PER_PARAMETER = {
@@ -359,7 +359,7 @@ def _tiles(rows: Array, columns: Array, depth: Array, products: Array, units: in
             tiles = across * down * products
             wave = np.full(len(rows), np.inf)
             for split in _SPLITS:
-                fits = (split == 1) | (depth / split >= _LEAST_DEPTH_OF_A_SPLIT)
+                fits = (split == 1) | (depth / split >= _MIN_DEPTH_OF_A_SPLIT)
                 waves = np.ceil(tiles * split / units) * units / (tiles * split)
                 wave = np.where(fits, np.minimum(wave, waves * (1 + 0.02 * (split > 1))), wave)
             best = np.minimum(best, padded * wave)
@@ -369,11 +369,11 @@ def _tiles(rows: Array, columns: Array, depth: Array, products: Array, units: in
 
 STEP_MS = 0.1
 """Time of a step in addition to its kernels, before any label."""
-LEAST_MS = 1e-9
+MIN_MS = 1e-9
 """Lower bound of device and host time, so that their logarithms exist."""
 COPY_RATE = 5e6
 """Bytes per ms that a host copies from pageable memory, before any label; a round number."""
-MOST_PENALTY = 5.0
+MAX_PENALTY = 5.0
 """Bound of the logarithm of a slowdown caused by a kernel's shape: a factor of 150.
 A round number that only implausible constants approach."""
 BOUND = 6.0
@@ -540,7 +540,7 @@ class Times:
 
 def _longer_of(device: Tensor, host: Tensor) -> Tensor:
     """Return a smooth maximum of the times of device and host."""
-    both = torch.stack([device.clamp(min=LEAST_MS), host.clamp(min=LEAST_MS)]).log() * SHARPNESS
+    both = torch.stack([device.clamp(min=MIN_MS), host.clamp(min=MIN_MS)]).log() * SHARPNESS
     return (both.logsumexp(0) / SHARPNESS).exp()
 
 
@@ -637,7 +637,7 @@ def _product_times(terms: Products, lookup: Lookup, spec: DeviceSpec) -> Tensor:
     peak = slower - (peaks * 1e9).log()
     bandwidth = pick("bandwidth", zeros) - np.log(spec.bandwidth_gbs * 1e6)
     penalty, traffic = _product_penalties(terms, lookup)
-    math = terms.log_flops + peak + MOST_PENALTY * torch.tanh(penalty / MOST_PENALTY)
+    math = terms.log_flops + peak + MAX_PENALTY * torch.tanh(penalty / MAX_PENALTY)
     memory = terms.log_bytes + bandwidth + traffic
     power = 1 + pick("overlap", zeros).exp()
     product = (torch.logaddexp(power * math, power * memory) / power).exp()
@@ -747,15 +747,15 @@ def linear(chunks: Iterable[Terms], constants: Tensor, spec: DeviceSpec) -> tupl
 # Round numbers, unless a source is named.
 NOISE_DEGREES = 3.0
 """Degrees of freedom of the Student-t error."""
-LEAST_NOISE = 0.02
+MIN_NOISE = 0.02
 """Least noise of the logarithm, below the error of docs/research/step_time.md alone."""
 FEW = 10.0
 """Number of labels that a fit can meet by chance, which raises the least noise."""
 ITERATIONS = 40
-CALM_STEPS, LEAST_GAIN = 2, 5e-3
+CALM_STEPS, MIN_GAIN = 2, 5e-3
 """Steps in a row that end a fit, and the gain that they stay below: nats times the root of the
 number of labels."""
-MOST_DAMPING = 1e8
+MAX_DAMPING = 1e8
 """Damping at which a fit ends without another step."""
 ROUNDS = 3
 """Fits, each with spreads learned from the one before."""
@@ -788,7 +788,7 @@ def student_loss(errors: Tensor, scale: Tensor | float) -> float:
 
 def noise_scale(errors: Tensor, before: float) -> float:
     """Return the noise scale of some labels: their median error, never rising."""
-    smallest = LEAST_NOISE * (1 + FEW / len(errors))
+    smallest = MIN_NOISE * (1 + FEW / len(errors))
     return max(smallest, min(before, 1.48 * float(errors.abs().median())))
 
 
@@ -862,7 +862,7 @@ class DeviceFit:
             variances = normal_variances(errors, self._noise)
             loss, before = self._loss(errors), self._shift
             gain = -1.0
-            while not gain >= 0 and damping < MOST_DAMPING:  # also where it is not a number
+            while not gain >= 0 and damping < MAX_DAMPING:  # also where it is not a number
                 self._shift = self._moved(errors, slopes, variances, 1 + damping, before)
                 values = log_times(self._chunks, self.constants, self._spec)
                 gain = loss - self._loss(self._labels - values)
@@ -870,7 +870,7 @@ class DeviceFit:
             if not gain >= 0:
                 self._shift = before
                 return
-            calm = calm + 1 if gain < LEAST_GAIN * len(self._labels) ** 0.5 else 0
+            calm = calm + 1 if gain < MIN_GAIN * len(self._labels) ** 0.5 else 0
             if calm == CALM_STEPS:
                 return
             errors, slopes = self._linear()
@@ -926,7 +926,7 @@ class DeviceFit:
 MANY_LABELS = 300
 """Number of labels from which spreads are not learned again without a fold: with fewer, errors on
 the fold would look too small."""
-MOST_LABELS = 1500
+MAX_LABELS = 1500
 """Largest number of labels for the constants; more only help the residual."""
 
 
@@ -1000,8 +1000,8 @@ class StepTimePrior(Prior):
         if not len(known):
             return self
         is_few = len(known) < MANY_LABELS
-        if len(known) > MOST_LABELS:
-            known = known[drawn_rows(len(known), MOST_LABELS)]
+        if len(known) > MAX_LABELS:
+            known = known[drawn_rows(len(known), MAX_LABELS)]
         learned = near.learned_spreads if near is not None and not is_few else None
         given = self.between if is_few else learned
         fit = DeviceFit(

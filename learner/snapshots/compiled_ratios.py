@@ -26,7 +26,7 @@ from trappm.learner.physics.compiled_step import (
 from trappm.learner.snapshots.manifest import CompiledRatio
 from trappm.profiler.records import Phase
 
-LEAST_PAIRS = 3
+MIN_PAIRS = 3
 """Fewer pairs of a device and phase give no ratio of compiled to eager steps."""
 
 
@@ -99,7 +99,7 @@ def compiled_ratios(
             pair for pair in of_part
             if None not in (workloads[pair.eager].kernels, workloads[pair.compiled].kernels)
         ]  # fmt: skip
-        are_enough = sum(not pair.is_held_out for pair in traced) >= LEAST_PAIRS
+        are_enough = sum(not pair.is_held_out for pair in traced) >= MIN_PAIRS
         training, held_out = (
             Pairs.of(
                 [p for p in (traced if are_enough else of_part) if p.is_held_out == is_held_out],
@@ -107,7 +107,7 @@ def compiled_ratios(
             )
             for is_held_out in (False, True)
         )  # fmt: skip
-        if len(training) < LEAST_PAIRS:
+        if len(training) < MIN_PAIRS:
             continue
         ratio = better_ratio(training)
         ratios[device][phase] = ratio

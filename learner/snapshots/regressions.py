@@ -18,7 +18,7 @@ from trappm.learner.snapshots.registry import Registry
 from trappm.profiler.errors import SnapshotError
 from trappm.profiler.records import number_text
 
-BOUND_PERCENT, LEAST_POINTS = 20.0, 1.0
+BOUND_PERCENT, MIN_POINTS = 20.0, 1.0
 """Increase of a mean error, in percent of it and in percentage points, that is a regression (round
 numbers: evaluation sets scatter, docs/research/accuracy.md)."""
 OTHER_POOL_PERCENT = 100.0
@@ -134,8 +134,7 @@ def regressions(
         f"{' '.join(head)} was {number_text(old[head], 3)} % off, is {number_text(new[head], 3)} %"
         for head in sorted(set(old) & set(new))
         if of is None or head[:2] in of
-        if new[head] > old[head] * (1 + bound_percent / 100)
-        and new[head] > old[head] + LEAST_POINTS
+        if new[head] > old[head] * (1 + bound_percent / 100) and new[head] > old[head] + MIN_POINTS
     ]
 
 

@@ -185,14 +185,14 @@ REACH = 1.5
 """Factor on the usual distance (99th percentile) within which a workload is familiar."""
 FARTHEST, CLIP = 25.0, 1e4
 """Largest distance from the labels that widens an interval, and largest scaled feature."""
-LEAST_APART = 0.1
+MIN_DISTANCE = 0.1
 """Least usual distance: nearer labels do not show how errors grow with distance."""
 WIDENINGS = (0.1, 0.15, 0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 3.0)
 """Candidates for the widening, in units of the noise at the usual distance."""
 USUAL_WIDENING, WIDENING_SPREAD = 0.35, 0.5
 """Center of the prior of the widening, and deviation of its logarithm: between the folds of 400 RTX
 3090 steps and of 630 architectures' memory. Round numbers, as all in this group."""
-MOST_POINTS = 8192
+MAX_POINTS = 8192
 """Number of evenly spaced labels that are stored: several per architecture of timm."""
 _ROWS = 128
 """Rows per block, which bounds the memory."""
@@ -322,13 +322,13 @@ def _numbers(groups: Sequence[str]) -> IntArray:
 
 
 def _evenly_spaced(count: int) -> IntArray:
-    return np.linspace(0, count - 1, min(count, MOST_POINTS)).round().astype(np.int64)
+    return np.linspace(0, count - 1, min(count, MAX_POINTS)).round().astype(np.int64)
 
 
 def _usual(distances: Array) -> float:
     """Return the median of positive distances."""
     apart = distances[(distances > 0) & np.isfinite(distances)]
-    return max(float(np.median(apart)) if len(apart) else 1.0, LEAST_APART)
+    return max(float(np.median(apart)) if len(apart) else 1.0, MIN_DISTANCE)
 
 
 def _nearest(points: Array, others: Array, groups: IntArray | None = None) -> Array:

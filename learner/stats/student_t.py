@@ -14,7 +14,7 @@ from trappm.learner.interface import Array, BoolArray
 
 DEGREES_OF_FREEDOM = 4.0
 """Fixed, as Lange, Little and Taylor (1989) advise for few errors."""
-MOST_SCALES, SCALE_TOLERANCE = 100, 1e-4
+MAX_SCALES, SCALE_TOLERANCE = 100, 1e-4
 """Largest number of fits that alternate with the scale, and the relative change that ends them."""
 TO_NORMAL = 1.4826
 """Deviation of a normal distribution over its median absolute deviation: 1 / 0.6745."""
@@ -78,7 +78,7 @@ def map_fit(
         return values
 
     parameters, scale = start, first_scale
-    for number in range(MOST_SCALES):
+    for number in range(MAX_SCALES):
         before = scale
         scale = min(scale, robust_deviation(errors(parameters)[is_value]))
         scale = max(scale, least_scale)

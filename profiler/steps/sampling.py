@@ -26,7 +26,7 @@ Of 64 independent normal samples, 3 % do not lower the error of their first half
 """
 
 
-_MOST_BATCHES, _LEAST_BATCHES, _LEAST_IN_BATCH = 16, 4, 4
+_MAX_BATCHES, _MIN_BATCHES, _MIN_IN_BATCH = 16, 4, 4
 
 _PATIENCE = 2.0
 """Time to wait for undisturbed steps, as a multiple of `max_seconds`."""
@@ -116,8 +116,8 @@ def relative_error_of_batches(samples_ms: Sequence[float]) -> float:
     simulation", 1977).
     """
     independent = relative_error(samples_ms)
-    batches = min(_MOST_BATCHES, len(samples_ms) // _LEAST_IN_BATCH)
-    if batches < _LEAST_BATCHES:
+    batches = min(_MAX_BATCHES, len(samples_ms) // _MIN_IN_BATCH)
+    if batches < _MIN_BATCHES:
         return independent
     medians = [np.median(batch) for batch in np.array_split(samples_ms, batches)]
     error = np.std(medians, ddof=1) / math.sqrt(batches) / np.median(samples_ms)
@@ -169,7 +169,7 @@ DRIFT = "drift"
 _CONTENDED_SHARE = 0.05
 """Noise and drift count as contention if other programs used a larger share of the cores."""
 
-_MOST_LOST_SHARE = 0.5
+_MAX_LOST_SHARE = 0.5
 """A step that lost more does not count, since the loss is an estimate."""
 
 _DRIFT_SHARE = 0.5
@@ -256,7 +256,7 @@ def unstable_reasons(
     lost = window.lost_share
     if lost is not None and lost > protocol.unstable_lost_share:
         reasons.append(f"{CONTENTION}: others had its cores for {lost:.0%} of the time")
-    if lost_step_share > max(_MOST_LOST_SHARE, protocol.unstable_lost_share):
+    if lost_step_share > max(_MAX_LOST_SHARE, protocol.unstable_lost_share):
         reasons.append(f"{CONTENTION}: others had its cores for {lost_step_share:.0%} of a step")
     return reasons
 

@@ -53,7 +53,7 @@ _NEVER_GROWS = 1 << 30
 
 _MEMORY_STEPS = 2
 """The second step has all allocations of later ones: gradients, states, workspaces."""
-_MOST_MEMORY_STEPS = 40
+_MAX_MEMORY_STEPS = 40
 """Largest number of steps to try while gradients overflow."""
 _WARMUP_BATCH = 8
 
@@ -168,7 +168,7 @@ def fill_window(
 def _run_whole_steps(step: Step, device: StepMeter, configuration: Configuration) -> None:
     """Run steps until a step has allocated everything, including optimizer states."""
     while (whole := step.count - step.skipped()) < _MEMORY_STEPS:
-        if step.count >= _MOST_MEMORY_STEPS:
+        if step.count >= _MAX_MEMORY_STEPS:
             raise UnsupportedModelError(
                 f"{configuration.architecture} has no finite gradients in "
                 f"{configuration.precision}, whatever they are scaled by ({step.count} steps tried)"

@@ -48,7 +48,7 @@ _EXTERN = frozenset(("sort", "topk", "nonzero", "cumsum", "cumprod", "fft_r2c", 
 _REDUCTIONS = (KernelKind.REDUCTION, KernelKind.SOFTMAX, KernelKind.LAYER_NORM)
 _WINDOW = 25
 """Largest window of a pool that inductor computes itself (`lowering.py`)."""
-_MOST_NODES = 64
+_MAX_NODES = 64
 """Largest number of operators of a kernel (`max_fusion_size` in `config.py`)."""
 _JOINED = 8
 """Largest number of tensors that inductor joins within another kernel (`lowering.py`)."""
@@ -275,7 +275,7 @@ class _Fusion:
             matches = earlier.elements == node.elements and node.kept in earlier.kept
         else:
             matches = node.elements in {earlier.elements, *(earlier.kept if produces else ())}
-        is_small = (earlier.nodes | later.nodes).bit_count() <= _MOST_NODES
+        is_small = (earlier.nodes | later.nodes).bit_count() <= _MAX_NODES
         if (matches or inlined) and is_small and not self._is_between(earlier, later):
             self._merge(earlier, later, node.elements if inlined else earlier.elements)
 

@@ -35,7 +35,7 @@ PAPER_SEEDS = (1337, 1338, 1339, 1340, 1341)
 TEST_SHARE = 0.3
 FAMILY_SHARE = 0.2
 """Minimum share of the labels in held-out families."""
-LEAST_IN_FAMILY = 3
+MIN_IN_FAMILY = 3
 """Minimum number of architectures of a family that is held out alone."""
 
 
@@ -155,7 +155,7 @@ def splits_of(samples: Samples, kind: SplitKind, seeds: Sequence[int]) -> Iterat
         large = [
             family
             for family in sorted(set(families.tolist()))
-            if len(set(names[families == family])) >= LEAST_IN_FAMILY
+            if len(set(names[families == family])) >= MIN_IN_FAMILY
         ]
         if len(large) < 2:
             raise InputError("family splits need two families with at least three architectures")

@@ -22,7 +22,7 @@ import numpy as np
 from research.held_out import Array, robust_line
 from trappm.learner.interface import Estimate, Model, Targets, Workload
 from trappm.learner.paper.graphs import Scaler, log_static_features
-from trappm.learner.paper.regressor import LEAST_LABELS, labelled
+from trappm.learner.paper.regressor import MIN_LABELS, labelled
 from trappm.learner.physics.prior import Prior
 from trappm.profiler.errors import InputError
 
@@ -41,7 +41,7 @@ class TabularEstimator:
     name: str
     regression: Callable[[int], Any]
     """Factory of regressors by random seed."""
-    least_labels: ClassVar[int] = LEAST_LABELS
+    least_labels: ClassVar[int] = MIN_LABELS
 
     def fit(
         self,
@@ -157,7 +157,7 @@ class FakeTensor:
 
     estimates_mib: Mapping[Workload, float]
     name: str = "faketensor"
-    least_labels: ClassVar[int] = LEAST_LABELS
+    least_labels: ClassVar[int] = MIN_LABELS
 
     def fit(
         self,

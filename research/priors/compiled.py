@@ -38,7 +38,7 @@ from trappm.profiler.traced_step import StepKernels, TraceKey, TraceSettings
 FILE = "new/timm_infer_2026_eager_and_compiled.csv.gz"
 CARDS = {"rtx-4090": "4090", "rtx-pro-6000-blackwell-max-q-workstation": "pro6000maxq"}
 """Name in the sheet by card of the catalogue."""
-MOST_EAGER_ERROR = 0.25
+MAX_EAGER_ERROR = 0.25
 """Log error of the eager prior above which a pair neither teaches nor judges a ratio: timm runs
 such models otherwise than by default (reparameterized, or without a cache of positions)."""
 FEW = (5, 20, 50, 200)
@@ -140,7 +140,7 @@ def judge(card: Card, reference: Card, seed: int) -> list[dict[str, object]]:
     pairs = reference.at(~np.isin(reference.eager.architectures, unseen.eager.architectures))
     first = prior if reference is card else pairs.eager_prior
     of_eager = first.log_values(pairs.eager.evidence.workloads)
-    like = np.abs(of_eager - pairs.eager.evidence.log_values) < MOST_EAGER_ERROR
+    like = np.abs(of_eager - pairs.eager.evidence.log_values) < MAX_EAGER_ERROR
     step = CompiledStep.unknown().refit(
         pairs.parts(first)[like], (of_eager + pairs.log_ratios)[like]
     )
@@ -165,7 +165,7 @@ def judge(card: Card, reference: Card, seed: int) -> list[dict[str, object]]:
     if reference is not card:
         own_eager = first.log_values(known.eager.evidence.workloads)
         like = np.abs(prior.log_values(known.eager.evidence.workloads)
-                      - known.eager.evidence.log_values) < MOST_EAGER_ERROR  # fmt: skip
+                      - known.eager.evidence.log_values) < MAX_EAGER_ERROR  # fmt: skip
         order = np.random.default_rng(seed).permutation(np.flatnonzero(like))
         own_parts, own_times = known.parts(first), own_eager + known.log_ratios
         for count in FEW:
@@ -185,7 +185,7 @@ def judge(card: Card, reference: Card, seed: int) -> list[dict[str, object]]:
                 len(eager), np.median(known.log_ratios[few])
             )
     rows = []
-    like = np.abs(eager - unseen.eager.evidence.log_values) < MOST_EAGER_ERROR
+    like = np.abs(eager - unseen.eager.evidence.log_values) < MAX_EAGER_ERROR
     for name, log_ratio in ratios.items():
         off = percent_errors(unseen.compiled.evidence.log_values - eager - log_ratio)
         of_ratio = percent_errors(unseen.log_ratios - log_ratio)[like]
@@ -206,7 +206,7 @@ def fit_and_write(reference: Card) -> None:
     """Write the constants of the reference's eager steps and of its compiled ones."""
     prior = reference.eager_prior
     eager = prior.log_values(reference.eager.evidence.workloads)
-    like = np.abs(eager - reference.eager.evidence.log_values) < MOST_EAGER_ERROR
+    like = np.abs(eager - reference.eager.evidence.log_values) < MAX_EAGER_ERROR
     step = CompiledStep.unknown().refit(
         reference.parts(prior)[like], (eager + reference.log_ratios)[like]
     )

@@ -29,7 +29,7 @@ from trappm.extensions.parallel.step_work import even_work
 FITTED = ("latency_us", "hop_us", "efficiency", "pair_share")
 STIFFNESS = 0.2
 """Weight of a constant's starting value against one step."""
-MOST_FITTED = 300
+MAX_FITTED = 300
 """Number of steps that constants are fitted to, drawn at random."""
 MILLIONS = {
     "imagenet": 25.6, "bert": 108.9, "yolov3": 61.9,
@@ -59,7 +59,7 @@ def predicted_ms(rows: pd.DataFrame, node: Node) -> Array:
 def fitted_node(rows: pd.DataFrame) -> Node:
     """Return the node of T4s with links fitted to these steps."""
     start = node_of("t4")
-    chosen = rows.sample(min(len(rows), MOST_FITTED), random_state=0)
+    chosen = rows.sample(min(len(rows), MAX_FITTED), random_state=0)
 
     def moved(logs: Array) -> Node:
         factors = dict(zip([*FITTED, "inner"], np.exp(logs), strict=True))

@@ -27,9 +27,9 @@ from trappm.learner.physics.step_time import (
     CALM_STEPS,
     CHANGES,
     ITERATIONS,
-    LEAST_GAIN,
     MANY_LABELS,
-    MOST_DAMPING,
+    MAX_DAMPING,
+    MIN_GAIN,
     ROUNDS,
     StepTimePrior,
     Terms,
@@ -225,7 +225,7 @@ class JointFit:
             variances = normal_variances(errors, scales)
             loss, before = self._loss(errors, scales), [part.shift for part in self._parts]
             gain = -1.0
-            while not gain >= 0 and damping < MOST_DAMPING:  # also where it is not a number
+            while not gain >= 0 and damping < MAX_DAMPING:  # also where it is not a number
                 self._step(errors, jacobian, variances, 1 + damping, before)
                 gain = loss - self._loss(self._labels - self._values(), scales)
                 damping = damping * 4 if not gain >= 0 else max(damping / 4, 1e-4)
@@ -233,7 +233,7 @@ class JointFit:
                 for part, shift in zip(self._parts, before, strict=True):
                     part.shift = shift
                 return
-            calm = calm + 1 if gain < LEAST_GAIN * len(self._labels) ** 0.5 else 0
+            calm = calm + 1 if gain < MIN_GAIN * len(self._labels) ** 0.5 else 0
             if calm == CALM_STEPS:
                 return
             errors, jacobian = self._linear()

@@ -32,14 +32,14 @@ PRODUCTS_FILE = "new/aiconfigurator_gemm_a100_h100_h200.csv.gz"
 ATTENTION_FILE = "new/aiconfigurator_attention_a100_h100_h200.csv.gz"
 MODEL_KERNELS = 200
 """Number of drawn kernels of language models."""
-LEAST_OF_LANGUAGE = 2048
+MIN_LANGUAGE_DIMENSION = 2048
 """Least rows, columns and depth of a product of a language model, a round number."""
 PRODUCT_CARDS = ("a100-sxm4-80gb", "h100-sxm5-80gb")
 PRODUCT_COUNT = 100
 """Number of drawn products of each card and use."""
 HEIGHTS = (1, 2, 4, 7, 8, 14, 16, 28, 32, 56)
 """Heights of square images that the rows of a product may be pixels of."""
-LEAST_HEIGHT, LEAST_PIXELS, MOST_CHANNELS = 7, 1024, 4096
+MIN_HEIGHT, MIN_PIXELS, MAX_CHANNELS = 7, 1024, 4096
 """Sizes of convolutions of one pixel, rounded from those of timm's networks."""
 
 
@@ -63,9 +63,9 @@ def half_products(data: Path, card: str) -> Evidence:
     heights = [max(h for h in HEIGHTS if rows % h**2 == 0) for rows in sheet.m]
     sheet = sheet.assign(height=heights)
     of_images = sheet[
-        (sheet.height >= LEAST_HEIGHT)
-        & (sheet.m >= LEAST_PIXELS)
-        & (sheet[["n", "k"]].max(axis=1) <= MOST_CHANNELS)
+        (sheet.height >= MIN_HEIGHT)
+        & (sheet.m >= MIN_PIXELS)
+        & (sheet[["n", "k"]].max(axis=1) <= MAX_CHANNELS)
     ]
     calls = [
         (
@@ -94,7 +94,7 @@ def large_products(data: Path, card: str) -> Evidence:
     sheet = sheet[
         (sheet.system == f"{model}_sxm")
         & (sheet.gemm_dtype == "bfloat16")
-        & (sheet[["m", "n", "k"]].min(axis=1) >= LEAST_OF_LANGUAGE)
+        & (sheet[["m", "n", "k"]].min(axis=1) >= MIN_LANGUAGE_DIMENSION)
     ].sample(MODEL_KERNELS, random_state=0)
     calls = [
         (

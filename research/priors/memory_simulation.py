@@ -34,7 +34,7 @@ COLUMNS = ["faketensor_mib", "live_mib", "reserved_mib", "reserved_with_workspac
 PREDICTED = "reserved_with_workspace_mib"
 FLOOR = 0.005
 """Smallest relative error that weights of the fitted line are divided by."""
-MOST_PERCENT = 30
+MAX_PERCENT = 30
 """Errors count at most this much in the search of workspaces, which cannot explain spikes."""
 
 
@@ -135,7 +135,7 @@ def main(
                 values, measured = rows[PREDICTED].to_numpy(), rows.max_gpu_memory_mib.to_numpy()
                 c0, c1 = robust_line(values, measured, FLOOR)
                 off = 100 * np.abs((c0 + c1 * values) / measured - 1)
-                return float(np.minimum(off, MOST_PERCENT).mean())
+                return float(np.minimum(off, MAX_PERCENT).mean())
 
             shares = search_shares(evaluate)
             print({f"{ConvolutionKind(k // 3).name} {Pass(k % 3).name}": shares[k] for k in shares})

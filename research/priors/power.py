@@ -30,7 +30,7 @@ from trappm.learner.physics.power import MEASURED, UNKNOWN, PowerPrior, write
 from trappm.learner.physics.step_time import StepTimePrior
 
 FOLDS = 5
-LEAST_NOISE = 0.03
+MIN_NOISE = 0.03
 METRICS = ("power_w", "energy_j", "step_time_ms")
 OURS, MEASURED_TIME = "ours", "time measured"
 Part = tuple[Rows, Chosen]
@@ -202,7 +202,7 @@ def noise_of(errors: pd.DataFrame) -> dict[str, float]:
     """
     known = errors[errors.method == f"{OURS}, {MEASURED_TIME}"]
     of_cards = 1.48 * known.power_w.abs().groupby(known.card, sort=False).median()
-    noise = {str(card): max(LEAST_NOISE, float(value)) for card, value in of_cards.items()}
+    noise = {str(card): max(MIN_NOISE, float(value)) for card, value in of_cards.items()}
     return {**noise, UNKNOWN: max(noise.values())}
 
 

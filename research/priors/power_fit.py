@@ -28,7 +28,7 @@ _CENTRE = {
 _SHARED = {"idle": 0.3, "busy": 1.0, "exponent": 0.4, "floor": 0.2, "streams": 0.5,
            "products": 0.5, "spread": 0.15}  # fmt: skip
 _OWN = {"idle": 0.3, "busy": 0.5, "full": 0.4, "half": 0.5, "tf32": 0.5, "bytes": 0.5}
-_LEAST = {"exponent": 0.2, "floor": 0.1, "streams": 0.2, "products": 0.2, "spread": 0.05}
+_MIN = {"exponent": 0.2, "floor": 0.1, "streams": 0.2, "products": 0.2, "spread": 0.05}
 """Prior standard deviations between cards."""
 NOISE = 0.05
 """Scale of the error of a logarithm."""
@@ -91,7 +91,7 @@ def fit(evidence: Sequence[Labels]) -> Fitted:
     size = len(CONSTANTS)
     centre = np.log([_CENTRE[name] for name in CONSTANTS])
     shared = np.array([_SHARED.get(name, 0.7) for name in CONSTANTS])
-    first = np.array([_OWN.get(name, _LEAST.get(name, 0.0)) for name in CONSTANTS])
+    first = np.array([_OWN.get(name, _MIN.get(name, 0.0)) for name in CONSTANTS])
     own, values = first, np.zeros((1 + len(cards)) * size)
     for _ in range(ROUNDS):
         scales = np.concatenate([shared, *[own] * len(cards)])

@@ -64,7 +64,7 @@ SIMILAR = {
 }
 """timm's model and input size for NVIDIA's with wide squeeze-excitation, which timm lacks: only two
 products of one pixel per block differ."""
-LEAST_BATCH = 32
+MIN_BATCH = 32
 """Smallest batch of NVIDIA's steps that are learned from: smaller steps wait for their host."""
 TRAINING = {"per_gpu_micro_batch": "batch", "micro_step_ms_derived": "step_ms"}
 INFERENCE = {"per_gpu_batch": "batch", "latency_from_throughput_ms": "step_ms"}
@@ -239,7 +239,7 @@ def nvidia_steps(nodes: Path, traces: Path) -> list[Steps]:
     training = training[(training.n_gpus == 1) & training.suspect.isna()]
     inference = pd.read_csv(nodes / "dle_infer_latency.csv").rename(columns=INFERENCE)
     sheet = pd.concat([training.assign(phase=Phase.TRAIN), inference.assign(phase=Phase.INFER)])
-    sheet = sheet[sheet.model.isin(SIMILAR) & sheet.step_ms.notna() & (sheet.batch >= LEAST_BATCH)]
+    sheet = sheet[sheet.model.isin(SIMILAR) & sheet.step_ms.notna() & (sheet.batch >= MIN_BATCH)]
     rows: dict[str, list[tuple[Workload, str, float]]] = defaultdict(list)
     for row in sheet.to_dict("records"):
         name, size = SIMILAR[str(row["model"])]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 FILE = "prices.yaml"
 MAX_BYTES = 1 << 20
-MOST_USD_PER_HOUR = 1_000_000
+MAX_USD_PER_HOUR = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +176,7 @@ def _read(path: Path, _modified_ns: int, _size: int) -> tuple[Price, ...]:
 def _price(row: dict[str, Any]) -> Price:
     price = Price(**{name: row[name] for name in Price.__annotations__})
     usd = price.usd_per_hour
-    if not isinstance(usd, int | float) or not 0 < usd < MOST_USD_PER_HOUR:
+    if not isinstance(usd, int | float) or not 0 < usd < MAX_USD_PER_HOUR:
         raise ValueError(f"usd_per_hour is {usd!r}")
     if not isinstance(price.noted, date) or not isinstance(price.device, str):
         raise ValueError(f"an entry has no date or device: {row}")

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
-from trappm.prediction.cost import MOST_USD_PER_HOUR
+from trappm.prediction.cost import MAX_USD_PER_HOUR
 from trappm.prediction.models import check_size
 from trappm.profiler.errors import InputError
 from trappm.profiler.memory.simulation import Implementation, Loop, ParameterGroup, TrainingLoop
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 MAX_COUNT = 10**12
 """Maximum of epochs, and of samples per epoch."""
 MAX_CARBON_G_PER_KWH = 10_000
-MOST_LIMIT_W = 10_000
+MAX_LIMIT_W = 10_000
 
 
 class QuestionSettings(TypedDict, total=False):
@@ -105,8 +105,8 @@ class Question:
         self.carbon_g_per_kwh = settings.get("carbon_g_per_kwh")
         self.power_limit_w = settings.get("power_limit_w")
         self.usd_per_hour = settings.get("usd_per_hour")
-        _check_amount("power limit", "watts", self.power_limit_w, MOST_LIMIT_W)
-        _check_amount("price", "USD per hour", self.usd_per_hour, MOST_USD_PER_HOUR)
+        _check_amount("power limit", "watts", self.power_limit_w, MAX_LIMIT_W)
+        _check_amount("price", "USD per hour", self.usd_per_hour, MAX_USD_PER_HOUR)
         _check_run(epochs=self.epochs, samples=self.samples, carbon_g_per_kwh=self.carbon_g_per_kwh)
         plain = {name: value for name, value in settings.items() if name != "optimizer"}
         self.identity = (

@@ -381,7 +381,7 @@ def device_key(
 Read = TypeVar("Read")
 
 DEFAULT_SNAPSHOT = "default"
-LEAST_PREFIX = 4
+MIN_PREFIX = 4
 """Minimum length of the beginning of an id."""
 SHIPPED = Path(__file__).parents[1] / "shipped_snapshot"
 
@@ -449,7 +449,7 @@ def folder_of(name: str | Path) -> Path:
     if isinstance(name, Path) or (Path(name) / MANIFEST).is_file():
         return Path(name)
     if name == DEFAULT_SNAPSHOT or (
-        len(name) >= LEAST_PREFIX and read_manifest(SHIPPED).id.startswith(name)
+        len(name) >= MIN_PREFIX and read_manifest(SHIPPED).id.startswith(name)
     ):
         return SHIPPED
     if (other := _registry_named(name)) is not None:

@@ -78,7 +78,7 @@ KINDS = (
     CANARY_STOPPED, DISK_FULL, REPLY_LOST,
 )  # fmt: skip
 FAULTS = 110
-LEAST_FAULTS = 85
+MIN_FAULTS = 85
 MINUTE_S = 60.0
 MINUTES = (1, 1, 2, 2, 3, 12)
 """Durations of measurements."""
@@ -365,7 +365,7 @@ def test_a_long_campaign_under_many_faults_finds_each_label_exactly_once(new_sto
         cluster.store = store
         run, learner = soaked(store, cluster)
 
-        assert cluster.injected.total() >= LEAST_FAULTS
+        assert cluster.injected.total() >= MIN_FAULTS
         assert min(cluster.injected[kind] for kind in KINDS) >= 2
         assert store.check() == []
         assert_finished_once(store, run.id, cluster, learner)

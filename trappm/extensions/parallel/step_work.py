@@ -213,16 +213,16 @@ def blocks_of(parameter_bytes: Sequence[int]) -> tuple[list[float], float]:
     return blocks, root + sum(between)
 
 
-MOST_PARAMETERS = 64
+MAX_PARAMETERS = 64
 """Largest number of parameters in a detected block; blocks of mixtures of experts have more."""
-LEAST_PARAMETERS = 4
+MIN_PARAMETERS = 4
 """Smallest number of parameters in a block; a repeated pair of weight and bias is not a block."""
 
 
 def _longest_run(sizes: Sequence[int], start: int) -> tuple[int, int]:
     """Return period and count of the longest repetition from `start`; zeros if nothing repeats."""
     best = 0, 0
-    for period in range(LEAST_PARAMETERS, min(MOST_PARAMETERS, (len(sizes) - start) // 2) + 1):
+    for period in range(MIN_PARAMETERS, min(MAX_PARAMETERS, (len(sizes) - start) // 2) + 1):
         block, count = sizes[start : start + period], 1
         while sizes[start + count * period : start + (count + 1) * period] == block:
             count += 1

@@ -38,9 +38,9 @@ from trappm.profiler.errors import InputError
 
 BLEND = 4.0
 """Sharpness between time that scales with the clock and time that does not."""
-MOST_WAITING = 1.3
+MAX_WAITING = 1.3
 """A step that takes longer than its kernels by more than this waits for something else."""
-LEAST_CLOCK = 0.05
+MIN_CLOCK = 0.05
 BISECTIONS = 20
 
 
@@ -100,7 +100,7 @@ class Steps:
 
         def at_clock(clock: Array) -> Steps:
             device_ms = unscaled.device_ms(clock)
-            slower = np.minimum(time_ms / device_ms, MOST_WAITING)
+            slower = np.minimum(time_ms / device_ms, MAX_WAITING)
             rest = np.maximum(time_ms**SHARPNESS - (slower * device_ms) ** SHARPNESS, 0.0)
             return cls(loads, sheet, values, slower, rest ** (1 / SHARPNESS))
 
@@ -163,7 +163,7 @@ class Steps:
 
 def _highest(too_much: Callable[[Array], BoolArray], count: int) -> Array:
     """Return the highest clock at which each of n steps does not draw too much."""
-    low, high = np.full(count, LEAST_CLOCK), np.ones(count)
+    low, high = np.full(count, MIN_CLOCK), np.ones(count)
     for _ in range(BISECTIONS):
         clock = (low + high) / 2
         over = too_much(clock)
@@ -207,15 +207,15 @@ SEED = 1337
 UNTIMED = 1.6
 """Factor of the interval of a step time that no head predicts: devices held out
 (docs/research/step_time.md)."""
-MOST_SLOWER = 1.05
+MAX_SLOWDOWN = 1.05
 """Largest ratio of the times at the most efficient limit and at the factory setting."""
 WAITING_NOISE = 0.25
 """Deviation of log power of steps that mostly wait for their host or data loader."""
 SLOWDOWN_NOISE = 0.25
 """Deviation of the log slowdown under a limit, on held-out networks."""
-LEAST_SHARE = 0.4
+MIN_SHARE = 0.4
 """Lowest limit of most cards, as a share of the factory setting (P100: 0.5)."""
-LEAST_LIMIT = 0.25
+MIN_LIMIT = 0.25
 """Lowest measured limit, as a share of the factory setting."""
 _QUANTILES = (0.05, 0.95)
 _Z = 1.645
@@ -287,9 +287,9 @@ class StepPower:
             InputError: no limit of this card.
         """
         most = self._known.limit_w
-        if not LEAST_LIMIT * most <= limit_w <= most:
+        if not MIN_LIMIT * most <= limit_w <= most:
             raise InputError(
-                f"the power limit is {limit_w:g} W; this card has {LEAST_LIMIT * most:g} to "
+                f"the power limit is {limit_w:g} W; this card has {MIN_LIMIT * most:g} to "
                 f"{most:g} W"
             )
         drawn = self._draws.under(np.full(DRAWS + 1, limit_w))
@@ -303,15 +303,15 @@ class StepPower:
         return {name: _interval(value) for name, value in values.items()}
 
     def best_limit(self) -> BestPowerLimit:
-        """Return the limit with the least energy within `MOST_SLOWER` of the time."""
+        """Return the limit with the least energy within `MAX_SLOWDOWN` of the time."""
         most = self._known.limit_w
-        limits = np.arange(most, LEAST_SHARE * most - 1e-9, -5.0)
+        limits = np.arange(most, MIN_SHARE * most - 1e-9, -5.0)
         rows = np.zeros(len(limits), dtype=np.int64)
         time_ms = np.full(len(limits), self._step_time_ms[0])
         steps = self._timed(rows, self._known.constants.mean, time_ms)
         point = steps.under(limits)
         energy = point.power_w * point.time_ms / 1e3
-        allowed = point.time_ms <= MOST_SLOWER * point.time_ms[0]
+        allowed = point.time_ms <= MAX_SLOWDOWN * point.time_ms[0]
         best = int(np.argmin(np.where(allowed, energy, np.inf)))
         return BestPowerLimit(
             power_limit_w=float(limits[best]),

@@ -23,7 +23,7 @@ from trappm.terminal.plots import new_figure, save_png
 if TYPE_CHECKING:
     from trappm.extensions.roofline.steps import RoofedStep
 
-MOST_POINTS = 400
+MAX_POINTS = 400
 """Largest number of kernels per step that are drawn or written; enough for nearly all models."""
 
 _COLUMNS, _LINES = 78, 24
@@ -149,7 +149,7 @@ def draw_png(steps: Sequence[RoofedStep], path: Path) -> None:
                 rotation_mode="anchor", transform_rotates_text=not is_level,
             )  # fmt: skip
     for number, step in enumerate(steps):
-        points = step.kernels.points[:MOST_POINTS]
+        points = step.kernels.points[:MAX_POINTS]
         axis.scatter(
             [p.intensity for p in points], [max(p.tflops, lowest_tflops) for p in points],
             s=[3 + _LARGEST * p.share for p in points], color=f"C{number}", alpha=0.45,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from trappm.extensions.roofline.drawing import MOST_POINTS, as_text, key_of_text
+from trappm.extensions.roofline.drawing import MAX_POINTS, as_text, key_of_text
 from trappm.extensions.roofline.roofs import BANDWIDTH, COMPUTE, LAUNCH, UNITS
 from trappm.profiler.records import Phase, number_text
 from trappm.terminal.tables import print_line, print_table
@@ -51,10 +51,10 @@ _SAME = 0.005
 
 
 def to_json(step: RoofedStep) -> dict[str, Any]:
-    """Return the step as JSON values, with its `MOST_POINTS` longest kernels."""
+    """Return the step as JSON values, with its `MAX_POINTS` longest kernels."""
     points = [
         {**asdict(p), "intensity": p.intensity, "tflops": p.tflops}
-        for p in step.kernels.points[:MOST_POINTS]
+        for p in step.kernels.points[:MAX_POINTS]
     ]
     return {
         "model": step.model,
@@ -68,7 +68,7 @@ def to_json(step: RoofedStep) -> dict[str, Any]:
         "shares": dict(step.kernels.shares),
         "doubled": None if step.doubled is None else asdict(step.doubled),
         "kernels": points,
-        "left_out": max(0, len(step.kernels.points) - MOST_POINTS),
+        "left_out": max(0, len(step.kernels.points) - MAX_POINTS),
     }
 
 

@@ -32,7 +32,7 @@ from trappm.profiler.records import Phase, Precision, member
 from trappm.terminal.tables import console, print_line, print_notes, table
 
 MIB = 1 << 20
-MOST = 1 << 24
+MAX_TOKENS = 1 << 24
 """Largest number of tokens or sequences, to catch typing errors."""
 PROMPT_ERRORS, TOKEN_ERRORS = (0.962, 1.022), (0.903, 1.108)
 """90 % intervals of measured / predicted at held-out batch sizes."""
@@ -149,8 +149,8 @@ def generate(
     if which not in (Precision.BF16, Precision.FP32):
         raise InputError(f"precision is {which}; generation supports only bf16 and fp32")
     for name, value in (("prompt", prompt), ("tokens", tokens), ("batch size", batch_size)):
-        if not 1 <= value <= MOST:
-            raise InputError(f"{name} is {value}; it must be from 1 to {MOST:,}")
+        if not 1 <= value <= MAX_TOKENS:
+            raise InputError(f"{name} is {value}; it must be from 1 to {MAX_TOKENS:,}")
     if TransformerName.parse(model).bits is not None:
         raise InputError(f"generation with packed weights is not covered: {model}")
     is_default, device = device is None, device or DEFAULT_DEVICE

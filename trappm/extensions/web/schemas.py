@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from trappm.prediction.cost import MOST_USD_PER_HOUR
-from trappm.prediction.question import MAX_CARBON_G_PER_KWH, MAX_COUNT, MOST_LIMIT_W
+from trappm.prediction.cost import MAX_USD_PER_HOUR
+from trappm.prediction.question import MAX_CARBON_G_PER_KWH, MAX_COUNT, MAX_LIMIT_W
 from trappm.prediction.selection import DEFAULT_DEVICE
 from trappm.profiler.records import MAX_SIZE
 
@@ -67,12 +67,12 @@ class Settings(Step):
     accumulation: Size | None = Field(
         None, description="Passes per optimizer step, each of batch_size samples (default: 1)."
     )
-    power_limit_w: Annotated[float, Field(gt=0, le=MOST_LIMIT_W, allow_inf_nan=False)] | None = (
+    power_limit_w: Annotated[float, Field(gt=0, le=MAX_LIMIT_W, allow_inf_nan=False)] | None = (
         Field(None, description="GPU power limit in watts (default: factory setting).")
     )
-    usd_per_hour: (
-        Annotated[float, Field(gt=0, le=MOST_USD_PER_HOUR, allow_inf_nan=False)] | None
-    ) = Field(None, description="USD per hour of the device (default: known prices of clouds).")
+    usd_per_hour: Annotated[float, Field(gt=0, le=MAX_USD_PER_HOUR, allow_inf_nan=False)] | None = (
+        Field(None, description="USD per hour of the device (default: known prices of clouds).")
+    )
     breakdown_depth: Annotated[int, Field(ge=1, le=20, strict=True)] | None = Field(
         None, description="Module levels of the memory breakdown (default: no breakdown)."
     )

@@ -34,15 +34,15 @@ PACE_ATTEMPTS = 20_000
 """Number of latest attempts in the pace."""
 BINS = 40
 """Largest number of time intervals in the pace."""
-MOST_EVENTS = 50
-MOST_POINTS = 2_000
+MAX_EVENTS = 50
+MAX_POINTS = 2_000
 """Largest number of points in the plot of predicted against measured."""
 LARGEST_PAGE = 200
 COUNTED = 100_000
 """Limit of the count of labels; the page shows that there are more."""
-MOST_IN_FILE = 100_000
-MOST_SAMPLES = 5_000
-MOST_ATTEMPTS = 100
+MAX_IN_FILE = 100_000
+MAX_SAMPLES = 5_000
+MAX_ATTEMPTS = 100
 
 
 def campaigns(store: Store) -> list[dict[str, Any]]:
@@ -56,7 +56,7 @@ def campaign(store: Store, campaign_id: str) -> dict[str, Any]:
     Raises:
         InputError: The campaign does not exist.
     """
-    known = campaign_facts(store, campaign_id, latest_events=MOST_EVENTS)
+    known = campaign_facts(store, campaign_id, latest_events=MAX_EVENTS)
     shown = known.to_json()
     for name in ("spec", "assignments"):
         del shown[name]
@@ -80,7 +80,7 @@ def campaign(store: Store, campaign_id: str) -> dict[str, Any]:
             for r, report in reports
         ],
         "transfer": reports[-1][1]["transfer"] if reports else {},
-        "predicted": reports[-1][1]["evaluation"][:MOST_POINTS] if reports else [],
+        "predicted": reports[-1][1]["evaluation"][:MAX_POINTS] if reports else [],
         "pace": _pace(store, campaign_id),
         "events": [
             {"at": e.at, "kind": e.kind, "message": e.message.get("message", "")}
@@ -171,11 +171,11 @@ def label(store: Store, label_id: int) -> dict[str, Any]:
     """
     row = store.labels.get(label_id)
     measurement = store.measurements.get(row.measurement_id)
-    attempts = store.labels.attempts(label_id).tail(MOST_ATTEMPTS)
+    attempts = store.labels.attempts(label_id).tail(MAX_ATTEMPTS)
     fields = measurement.to_dict()
     samples = list(measurement.step_samples_ms)
     fields.pop("configuration", None)
-    fields["step_samples_ms"] = samples[:MOST_SAMPLES]
+    fields["step_samples_ms"] = samples[:MAX_SAMPLES]
     details = {
         **asdict(row),
         "configuration": row.configuration.to_dict(),
@@ -191,12 +191,12 @@ def labels_file(store: Store, wanted: LabelFilter, *, sort: str, kind: str) -> s
     """Return the labels that match the filter as CSV or as a JSON list.
 
     Raises:
-        InputError: More than `MOST_IN_FILE` labels match.
+        InputError: More than `MAX_IN_FILE` labels match.
     """
-    frame = store.labels.query(wanted, sort=sort, limit=MOST_IN_FILE + 1)
-    if len(frame) > MOST_IN_FILE:
+    frame = store.labels.query(wanted, sort=sort, limit=MAX_IN_FILE + 1)
+    if len(frame) > MAX_IN_FILE:
         raise InputError(
-            f"more than {MOST_IN_FILE:,} labels match the filter; narrow it, or use: "
+            f"more than {MAX_IN_FILE:,} labels match the filter; narrow it, or use: "
             "trappm labels export labels.parquet"
         )
     if kind == "csv":

@@ -68,18 +68,18 @@ async function oneOf(name, signal, main) {
   return null;
 }
 
-const LEAST_JUDGED = 20; // minimum number of measurements for a coverage estimate
+const MIN_JUDGED = 20; // minimum number of measurements for a coverage estimate
 
 /** Return a card with the coverage of 50 % and 90 % intervals by head. */
 function reliability(manifest) {
   const order = Object.keys(METRICS);
   const rows = Object.entries(manifest.errors ?? {}).flatMap(([device, phases]) => Object.entries(phases).flatMap(([phase, metrics]) =>
-    Object.entries(metrics ?? {}).filter(([, judged]) => judged?.count >= LEAST_JUDGED && judged.reliability).map(([metric, { count, reliability }]) => ({ head: `${METRICS[metric]?.name ?? metric}, ${device}, ${phase}`, metric, count, reliability }))))
+    Object.entries(metrics ?? {}).filter(([, judged]) => judged?.count >= MIN_JUDGED && judged.reliability).map(([metric, { count, reliability }]) => ({ head: `${METRICS[metric]?.name ?? metric}, ${device}, ${phase}`, metric, count, reliability }))))
     .sort((a, b) => order.indexOf(a.metric) - order.indexOf(b.metric));
   if (!rows.length) return null;
   const shown = [50, 80, 90, 95];
   const says = (r, i) => percent(r.reliability[i]);
-  return card("Interval coverage", figure(`Coverage of 50 % and 90 % intervals on held-out architectures, for heads evaluated on ${LEAST_JUDGED} or more measurements. Points left of the dashed line are intervals that are too narrow, points right of it are too wide.`,
+  return card("Interval coverage", figure(`Coverage of 50 % and 90 % intervals on held-out architectures, for heads evaluated on ${MIN_JUDGED} or more measurements. Points left of the dashed line are intervals that are too narrow, points right of it are too wide.`,
     targetRows({
       rows: rows.map((r) => ({ name: r.head, values: [r.reliability[50], r.reliability[90]], tip: `${r.head}, ${number(r.count)} measurements\n50 % interval: ${says(r, 50)} inside\n90 % interval: ${says(r, 90)} inside` })),
       targets: [{ at: 50, name: "50 % intervals", kind: 1 }, { at: 90, name: "90 % intervals", kind: 0 }],
