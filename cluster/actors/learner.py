@@ -32,10 +32,9 @@ BASE_BYTES, LABEL_BYTES = 1 << 30, 160 << 10
 0.7 GiB with 600 labels, 1.4 GiB with 5,000 and 6.8 GiB with 50,000
 (docs/research/design_notes.md)."""
 
-THREADS = {"OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": str(os.cpu_count() or 1)}
-"""Networks and encoders use all cores for each product; Ray gives its workers one. OpenMP threads
-sleep while they wait for each other: fits are thousands of small operations, and threads that spin
-take ten times as long where others need the cores too."""
+PASSIVE = {"OMP_WAIT_POLICY": "passive"}
+"""OpenMP threads sleep while they wait for each other: fits are thousands of small operations, and
+threads that spin take ten times as long where others need the cores too."""
 
 LIMIT_SHARE = 0.8
 """Share of the memory of its node or container that a learner may take.
@@ -151,8 +150,7 @@ class LearnerHandle:
 
     def _start(self) -> None:
         self._options = learner_options(self._device, self._memory_bytes)
-        environment = {"env_vars": THREADS}
-        actor = self._class.options(**self._options, runtime_env=environment)
+        actor = self._class.options(**self._options, runtime_env={"env_vars": PASSIVE})
         self._actor = actor.remote(this_code(), **self._arguments)
         self._is_new = True
         self._has_started = False
@@ -192,15 +190,19 @@ class LearnerHandle:
 def limited(learner: type[Any]) -> type[Any]:
     """Return a class whose instances limit the memory of their process to `LIMIT_SHARE`.
 
-    They take the campaign's code first, and refuse to work on a node with other code.
+    They take the campaign's code first, and refuse to work on a node with other code. Networks and
+    encoders use all cores of the node for each product; Ray gives its workers one.
     """
 
     def begin(self: Any, code: Code, **arguments: Any) -> None:
+        import torch
+
         if refusal := code_refusal(platform.node(), this_code(), code):
             raise CampaignError(refusal)
         limit = int(LIMIT_SHARE * procfs.allowed_memory_mib() * 2**20)
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (limit if hard < 0 else min(limit, hard), hard))
+        torch.set_num_threads(len(os.sched_getaffinity(0)))
         learner.__init__(self, **arguments)
 
     return type(learner.__name__, (learner,), {"__init__": begin, "__module__": learner.__module__})
