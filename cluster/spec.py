@@ -348,6 +348,10 @@ def load_spec(path: Path) -> CampaignSpec:
 def parse_spec(text: str, *, origin: str) -> CampaignSpec:
     """Return the campaign spec that a YAML text describes.
 
+    >>> spec = load_preset("laptop")
+    >>> spec.devices.source, spec.rounds.count
+    ('cpu-2t', 3)
+
     Raises:
         InputError: Not YAML, or not a campaign; the message names faults and their keys.
     """

@@ -51,6 +51,10 @@ def trace(
 ) -> Trace:
     """Return one step of a model, traced at two batch sizes for all others.
 
+    >>> step = trace("resnet18", 224)
+    >>> step.graph.at(batch_size=32).parameters.sum()
+    np.int64(11689512)
+
     With a batch size, a step whose sizes do not grow evenly is traced at this one alone. A module
     whose operators depend on values then runs on the CPU, on those of its example.
 

@@ -106,6 +106,9 @@ ANY_OUTCOME = "any"
 class LabelFilter:
     """A selection of labels or attempts; a field that is None does not restrict.
 
+    >>> LabelFilter(family="resnet", device="a100", since="7d").family
+    'resnet'
+
     Raises:
         InputError: A setting, metric, outcome or provenance is unknown, a size is out of range, or
             a time is invalid.

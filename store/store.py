@@ -32,6 +32,11 @@ if TYPE_CHECKING:
 class Store:
     """The label store, in parts: `store.campaigns`, `store.measurements`, `store.labels` ...
 
+    >>> with Store.open("sqlite:///labels.db") as store:
+    ...     campaign = store.campaigns.create("mine", {"rounds": {"count": 3}}, seed=1)
+    ...     store.campaigns.state(campaign.id)
+    <CampaignState.PAUSED: 'paused'>
+
     Each method of a part is one transaction and returns plain records. It raises StoreError if the
     database refuses, and leaves nothing half done. While the database is away it waits, as
     `Patience` says. Any number of processes may have the same store open.

@@ -2,7 +2,10 @@
 
 >>> import trappm
 >>> prediction = trappm.predict("resnet50", batch_size=64, device="a100")
->>> prediction.step_time_ms, prediction.memory_mib, prediction.fits, prediction.largest_batch
+>>> prediction.fits, prediction.largest_batch > 64
+(True, True)
+>>> prediction.memory_mib > 1024 and prediction.step_time_ms > 10
+True
 
 Names are loaded when they are first used, because torch takes a second to import.
 """

@@ -30,9 +30,11 @@ class CampaignResult:
 class Campaign:
     """A campaign file, ready to run.
 
-    Examples:
-        >>> result = trappm.Campaign.from_yaml("my-campaign.yaml").run()
-        >>> result.snapshot
+    >>> campaign = Campaign.from_preset("laptop")
+    >>> campaign.spec.devices.target
+    'cpu-1t'
+
+    `campaign.run()` runs it to its end, and returns its snapshot.
     """
 
     spec: CampaignSpec

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 class LabelStore:
     """A label store to read.
 
-    >>> store = trappm.LabelStore()
-    >>> store.labels(family="resnet", device="a100", sort="-memory_mib", limit=10)
-    >>> store.labels(outcome="oom", since="7d", columns=["architecture", "batch_size", "message"])
-    >>> store.labels(device="a100").groupby("family").step_time_ms.quantile(0.95)
+    >>> store = LabelStore()
+    >>> largest = store.labels(phase="train", sort="-memory_mib", limit=10)
+    >>> failed = store.labels(outcome="oom", since="7d", columns=["architecture", "message"])
+    >>> slow = store.labels().groupby("family").step_time_ms.quantile(0.95)
     """
 
     def __init__(self, url: str | None = None) -> None:

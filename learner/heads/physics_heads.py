@@ -532,6 +532,22 @@ def train_heads(
 ) -> DeviceHeads:
     """Train heads on n labels, from scratch or from the heads of another device.
 
+    >>> from trappm.learner.paper.presets import LAPTOP
+    >>> from trappm.profiler.trace import trace
+    >>> steps = [trace(name, 64) for name in ("test_resnet", "test_vit", "test_vit2")]
+    >>> settings = StepSettings(Precision.FP32, MemoryFormat.CONTIGUOUS, Optimizer.SGD)
+    >>> workloads = [
+    ...     Workload.of(step, settings, batch_size=size, with_kernels=True)
+    ...     for step in steps for size in (8, 16)
+    ... ]
+    >>> labels = np.array([{"memory_mib": 400.0}.get(m, np.nan) for m in METRICS])
+    >>> heads = train_heads(
+    ...     workloads, np.tile(labels, (6, 1)), groups=["a", "a", "b", "b", "c", "c"],
+    ...     preset=LAPTOP.head, generator=np.random.default_rng(0),
+    ... )
+    >>> heads.metrics
+    ('memory_mib',)
+
     Args:
         workloads: Labelled workloads (n).
         targets: Values in the order of METRICS and in their units (n, metrics); NaN where missing.

@@ -65,7 +65,11 @@ class AliasEntry:
 
 
 class Registry:
-    """A registry of snapshots at one location: a folder or a URL."""
+    """A registry of snapshots at one location: a folder or a URL.
+
+    >>> Registry("memory://snapshots").ids()
+    []
+    """
 
     def __init__(self, location: str | Path) -> None:
         """Open a location.

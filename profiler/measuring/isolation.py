@@ -46,6 +46,13 @@ _GRACE_S = 15.0
 class Measurer:
     """Measures one configuration at a time, each in a fork of a warm process.
 
+    >>> from trappm.profiler.records import QUICK, Configuration
+    >>> step = Configuration(architecture="test_resnet", batch_size=2, input_size=64)
+    >>> with Measurer() as measurer:
+    ...     label = measurer.measure(step, "cpu-1t", QUICK)
+    >>> label.memory_mib > 0
+    True
+
     The warm process starts with the first measurement (a few seconds: torch and timm) and ends with
     `close`, the `with` block, or this process.
 

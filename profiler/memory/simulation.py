@@ -505,6 +505,12 @@ def simulate_memory(
 ) -> SimulatedMemory:
     """Replay two training steps at this batch size.
 
+    >>> from trappm.profiler.trace import trace
+    >>> allocations = trace("resnet18", 224).allocations
+    >>> memory = simulate_memory(allocations, batch_size=64)
+    >>> memory.live_mib < memory.reserved_mib < 3072
+    True
+
     On a device that is full, the allocator returns unused segments and tries again. So a step that
     would reserve more than the limit may run within it. Then its reserved memory is the limit, and
     otherwise that of a device that grew until the step ran on it.

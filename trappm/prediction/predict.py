@@ -92,8 +92,11 @@ def predict(
 ) -> Prediction:
     """Predict time, memory, power and energy of a step, and what fits.
 
-    >>> trappm.predict("resnet50", batch_size=64, device="a100").step_time_ms
-    >>> trappm.predict(module, example_input=images, targets=classes, optimizer="adamw").fits
+    >>> import torch
+    >>> module, images = torch.nn.Linear(784, 10), torch.empty(64, 784)
+    >>> classes = torch.zeros(64, dtype=torch.long)
+    >>> predict(module, example_input=images, targets=classes, optimizer="adamw").fits
+    True
 
     Args:
         model: A timm name, a transformer such as `hf:gpt2`, the path of an ONNX file, or a module.

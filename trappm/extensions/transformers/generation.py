@@ -1,7 +1,9 @@
 """Time and memory of text generation with a decoder.
 
     >>> from trappm.extensions.transformers.generation import generate
-    >>> generate("hf:llama-2-7b", prompt=512, tokens=128, batch_size=8, device="a100")
+    >>> answer = generate("hf:gpt2", prompt=512, tokens=128, batch_size=8, device="a100")
+    >>> answer.fits
+    True
 
 Predictions are for the uncompiled modules of transformers in eager PyTorch. They do not apply to
 serving engines.
