@@ -4,10 +4,10 @@ A distribution names its extensions as entry points of the group `trappm.extensi
 path of a package. The core imports no extension by name. Where a feature can be added, the core
 asks every extension for a module of one name and uses what it defines:
 
-    model_names    names of models with a prefix, such as `hf:gpt2` (`models.sources.ModelNames`)
+    model_names    names with a prefix, such as `hf:gpt2` (`models.known_names.ModelNames`)
     model_files    models in files, such as ONNX (`trappm.prediction.models.file_tracer`)
-    model_heads    heads for models of such a source (`trappm.prediction`)
-    device_kinds   devices of several members, such as `a100x4` (`devices.device_kinds`)
+    model_heads    heads for models of such a source (`prediction.selection`)
+    device_kinds   devices of several members, such as `a100x4` (`profiler.devices`)
     step_power     power of a step by its kernels, and under a limit (`prediction.answer`)
     commands       commands of the command line
 

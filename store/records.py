@@ -191,7 +191,7 @@ class Standing:
 
     @property
     def ended(self) -> int:
-        """Number of times that an assignment has ended."""
+        """Number of ended assignments; one that was planned again counts for each round."""
         planned = sum(sum(part.planned.values()) for part in self.rounds)
         return planned - sum(part.waiting + part.leased for part in self.pending)
 

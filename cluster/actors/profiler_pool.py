@@ -207,7 +207,7 @@ class ProfilerPool:
     # Workers.
 
     def joined(self) -> Sequence[Worker]:
-        """Return the workers that have joined."""
+        """Start and end workers as asked for; return those that have joined."""
         self._recruit()
         return [profiler.worker for profiler in self._profilers.values() if profiler.worker]
 

@@ -225,6 +225,8 @@ class Campaign:
     def _look(self) -> Standing:
         """Return the campaign's standing, read after the last change or within `LOOK_S`.
 
+        With each reading, the pool learns how many workers have work.
+
         Raises:
             CampaignStopped: It was asked to stop.
         """
@@ -582,7 +584,7 @@ class Campaign:
 
         Args:
             stage: Stage under which its progress is shown, if nothing is measured.
-            method: Name of the method.
+            method: Name of a method of `learning.campaign_learner.CampaignLearner`.
             *arguments: Its arguments.
 
         Raises:

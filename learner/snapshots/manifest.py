@@ -216,7 +216,7 @@ class Manifest(_Part):
 
 FORMAT = "trappm-snapshot"
 FORMAT_VERSION = 5
-"""4: Gaussian processes by unique landmarks and their whitened posterior."""
+"""5: residuals are Gaussian processes alone."""
 OTHERS = "other-devices.safetensors"
 """File with the constants of cards without labels."""
 MANIFEST = "manifest.json"

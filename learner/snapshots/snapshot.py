@@ -123,7 +123,7 @@ class Snapshot:
     cards: Mapping[str, str] = field(default_factory=dict)
     """Card behind a device's key, where measurements have named it."""
     others: OtherDevices | None = None
-    """Heads of cards without labels."""
+    """Heads of cards, and of metrics, without labels."""
 
     def card(self, device: str) -> str:
         """Return the catalogue's key of a device."""

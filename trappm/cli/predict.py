@@ -193,7 +193,7 @@ def compare(
 ) -> None:
     """Compare GPUs or models: the fastest, the cheapest, and what fits.
 
-    Without --device these are all GPUs that a model was trained on.
+    Without --device these are all GPUs with heads.
 
     Example: trappm compare resnet50 --batch-size 128 --phase infer --epochs 1 --samples 1000000
     """

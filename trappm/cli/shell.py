@@ -32,7 +32,7 @@ def devices() -> Iterable[str]:
     from trappm.profiler.devices.catalogue import card_keys
 
     keys = (key for manifest in manifests_that_answer(None) for key in manifest.heads)
-    return {*keys, *card_keys(), "all"}
+    return {*keys, *card_keys()}
 
 
 @_completing

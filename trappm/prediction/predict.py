@@ -196,8 +196,8 @@ def compare(
 
     Args:
         models: Models as `predict` takes them.
-        devices: Devices by any of their names; None or "all" for all GPUs that a model was trained
-            on for this phase and that can run the precision.
+        devices: Devices by any of their names; None or "all" for all GPUs with heads for this
+            phase that can run the precision.
         input_size: Pixels of the models that take images.
         sequence_length: Tokens of the models that take text.
         batch_size, phase, precision, memory_format, optimizer, accumulation, snapshot: As for

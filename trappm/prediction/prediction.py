@@ -1,8 +1,8 @@
 """The record of a prediction: the figures of a step of a model on a device.
 
 A prediction unpacks as step time, memory, power, in the order of the paper's Figure 8. The heads of
-a snapshot predict these three (`answer`); throughput, what fits, energy and the cost of a whole
-training follow from them.
+a snapshot predict the first two, and power where a campaign measured it, else the extension
+`power_limits` (`answer`). Throughput, what fits, energy and the cost of a training follow.
 """
 
 from __future__ import annotations

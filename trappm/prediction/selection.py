@@ -87,6 +87,8 @@ class Selection:
             raise InputError("the list of devices is empty; name some, or ask for all")
         keys: dict[str, None] = {}
         for name in names:
+            if name == "all" and device is not None:
+                raise InputError("'all' is no device; compare answers for all GPUs with heads")
             if name == "all":
                 every = gpus_of(self._manifests, self.question.phase)
                 keys |= dict.fromkeys([key for key in every if not self.gap(key)] or every)
@@ -104,7 +106,7 @@ class Selection:
         return precision and precision_gap(card, precision, self.question.execution)
 
     def unable_devices(self) -> dict[str, str]:
-        """Return the GPUs with trained models that cannot run the precision, with the reason."""
+        """Return the GPUs with heads that cannot run the precision, with the reason."""
         gaps = {key: self.gap(key) for key in gpus_of(self._manifests, self.question.phase)}
         return {key: gap for key, gap in gaps.items() if gap is not None}
 
@@ -121,7 +123,7 @@ class Selection:
         return next(known, self.snapshots[-1])
 
     def trained(self, device: str, model: str) -> tuple[TrainedHeads, str | None]:
-        """Return the heads for a model, and the basis of step times that is not their labels.
+        """Return the heads for a model, and what step times rest on if not on their labels.
 
         An extension may have heads for models of its source, such as transformers. They are used
         unless labels of a campaign have the precision. Heads of the shipped snapshot do not answer
@@ -194,7 +196,7 @@ def key_among(manifests: Sequence[Manifest], name: object) -> str:
 
 
 def gpus_of(manifests: Sequence[Manifest], phase: Phase) -> list[str]:
-    """Return the keys of all GPUs that a model was trained on for this phase, in order.
+    """Return the keys of all GPUs that have heads for this phase, in order.
 
     Raises:
         SnapshotError: There are none.
