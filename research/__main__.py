@@ -54,7 +54,7 @@ PRIORS: Mapping[str, Script] = {
         ("scatter", "ddp_steps", "prints constants of extensions/parallel/schedules.py", ()),
         ("transformers", "language_models", "prints extensions/transformers/model_heads.py", FIT),
         ("decoding", "decoding", "prints extensions/transformers/generation.py", FIT),
-        ("workspace", "memory_simulation", "prints WORKSPACE_SHARE of replay.py", FIT),
+        ("workspace", "memory_simulation", "prints WORKSPACE_SHARE of memory/simulation", FIT),
     )
 }
 """Fits of shipped constants, in order of their dependencies."""

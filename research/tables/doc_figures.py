@@ -50,7 +50,7 @@ def draw_curves(folder: Path) -> None:
     figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.4))
     for place, heading, title in (
         (axes[0], "Step time (", "Step time, RTX 3090 training"),
-        (axes[1], "Memory, with", "Memory, A100 training"),
+        (axes[1], "Memory (", "Memory, A100 training"),
     ):
         for name, errors in sorted(curves(text, heading).items()):
             place.plot(BUDGETS, errors, label=name, markersize=4, **STYLES[name])
@@ -96,7 +96,7 @@ def save(figure: Any, path: Path) -> None:
 
 def draw_reliability(folder: Path) -> None:
     text = (ROOT / "docs/research/intervals.md").read_text()
-    table = text.split("\nWhat intervals of each size cover:\n\n", 1)[1].split("\n\n", 1)[0]
+    table = text.split("\nCoverage of intervals of each size, in %:\n\n", 1)[1].split("\n\n", 1)[0]
     head, _, *rows = ([cell.strip() for cell in row.split("|")[1:-1]] for row in table.splitlines())
     nominal = [float(cell) for cell in head[1:]]
     figure, panels = pyplot.subplots(1, 2, figsize=(9, 4.4), sharey=True)
