@@ -2,12 +2,44 @@
 
 from __future__ import annotations
 
+import inspect
 import json
-from typing import Annotated, Any
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from functools import wraps
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
 from trappm.cli import shell
+
+_T = TypeVar("_T")
+
+
+def with_fields(command: Callable[..., _T]) -> Callable[..., _T]:
+    """Give a command an option per field of its parameters that are dataclasses, in their place."""
+    own = inspect.signature(command, eval_str=True).parameters
+    groups = {name: p.annotation for name, p in own.items() if is_dataclass(p.annotation)}
+    parameters = list[inspect.Parameter]()
+    for name, parameter in own.items():
+        if name in groups:
+            hints = get_type_hints(groups[name], include_extras=True)
+            options = inspect.signature(groups[name]).parameters.values()
+            parameters += [option.replace(annotation=hints[option.name]) for option in options]
+        else:
+            parameters.append(parameter)
+
+    @wraps(command)
+    def flat(**given: Any) -> _T:
+        for name, group in groups.items():
+            given[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
+        return command(**given)
+
+    flat.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
+    )
+    return flat
+
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
 
