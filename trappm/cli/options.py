@@ -19,7 +19,9 @@ _T = TypeVar("_T")
 def with_fields(command: Callable[..., _T]) -> Callable[..., _T]:
     """Give a command an option per field of its parameters that are dataclasses, in their place."""
     own = inspect.signature(command, eval_str=True).parameters
-    groups = {name: p.annotation for name, p in own.items() if is_dataclass(p.annotation)}
+    groups: dict[str, Any] = {
+        name: p.annotation for name, p in own.items() if is_dataclass(p.annotation)
+    }
     parameters = list[inspect.Parameter]()
     for name, parameter in own.items():
         if name in groups:
