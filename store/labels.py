@@ -115,19 +115,24 @@ class LabelFilter:
     """
 
     architecture: str | None = None
-    """Name, or glob with `*`, `?` and `[...]`."""
+    """Name, or glob with `*`, `?` and `[...]`, such as `resnet*`."""
     family: str | None = None
+    """Family of architectures, such as `resnet`."""
     device: str | None = None
+    """Key of a device, such as `a100`."""
     batch_size: int | None = None
+    """Samples per step."""
     input_size: int | None = None
+    """Pixels, or tokens of a transformer."""
     precision: str | None = None
     memory_format: str | None = None
     optimizer: str | None = None
     phase: str | None = None
     execution: str | None = None
     protocol: str | None = None
+    """Name of a measuring protocol."""
     metric: str | None = None
-    """Only labels that have this metric."""
+    """Only labels that have this metric, such as `power_w`."""
     outcome: Outcome | str | None = None
     """Selects attempts with this outcome (or `any`) instead of labels."""
     provenance: Provenance | str | None = None

@@ -34,51 +34,19 @@ class LabelStore:
     def labels(
         self,
         *,
-        architecture: str | None = None,
-        family: str | None = None,
-        device: str | None = None,
-        batch_size: int | None = None,
-        input_size: int | None = None,
-        precision: str | None = None,
-        memory_format: str | None = None,
-        optimizer: str | None = None,
-        phase: str | None = None,
-        execution: str | None = None,
-        protocol: str | None = None,
-        metric: str | None = None,
-        outcome: str | None = None,
-        provenance: str | None = None,
-        campaign: str | None = None,
-        since: str | None = None,
-        until: str | None = None,
         columns: str | Sequence[str] | None = None,
         sort: str = "architecture",
         limit: int | None = None,
+        **filters: Any,
     ) -> pd.DataFrame:
         """Return labels, or attempts to measure, one per row.
 
         Args:
-            architecture: Name of an architecture, or a glob such as `resnet*`.
-            family: Family of architectures, such as `resnet`.
-            device: Key of a device, such as `a100`.
-            batch_size: Samples per step.
-            input_size: Pixels, or tokens of a transformer.
-            precision: fp32, amp-fp16, amp-bf16 or bf16.
-            memory_format: contiguous or channels-last.
-            optimizer: sgd, momentum, adam or adamw.
-            phase: train or infer.
-            execution: eager or compile.
-            protocol: Name of a measuring protocol.
-            metric: Only labels with this metric, such as `power_w`.
-            outcome: Attempts with this outcome, or `any`, instead of labels.
-            provenance: measured, imported or simulated.
-            campaign: Id of a campaign, or its beginning.
-            since: ISO 8601 date or time, in UTC by default, or an age such as `7d`.
-            until: The same; a date includes that day.
             columns: Columns to return (default: all of `trappm labels query`).
             sort: Column to sort by; with a leading `-` in descending order. Missing values are
                 last.
             limit: Maximum number of rows.
+            **filters: Fields of `trappm.store.LabelFilter`, such as `family`, `device` and `since`.
 
         Returns:
             A frame in which times are in UTC and missing values are NaN or None.
@@ -91,25 +59,7 @@ class LabelStore:
 
         if limit is not None and (not isinstance(limit, int) or limit < 0):
             raise InputError(f"limit is {limit!r}; give a number of rows, such as 10")
-        wanted = LabelFilter(
-            architecture=architecture,
-            family=family,
-            device=device,
-            batch_size=batch_size,
-            input_size=input_size,
-            precision=precision,
-            memory_format=memory_format,
-            optimizer=optimizer,
-            phase=phase,
-            execution=execution,
-            protocol=protocol,
-            metric=metric,
-            outcome=outcome,
-            provenance=provenance,
-            campaign=campaign,
-            since=since,
-            until=until,
-        )
+        wanted = LabelFilter(**filters)
         names = [columns] if isinstance(columns, str) else columns
         with store_to_read() if self._url is None else Store.open_to_read(self._url) as store:
             return store.labels.query(wanted, columns=names, sort=sort, limit=limit)

@@ -6,14 +6,14 @@ import importlib.util
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from trappm.cli import shell
-from trappm.cli.options import AsJson, print_json
+from trappm.cli.options import AsJson, print_json, with_fields
 from trappm.label_store import records, store_to_read
 from trappm.profiler.errors import InputError
 from trappm.profiler.files import made_whole
@@ -33,62 +33,59 @@ SHOWN = 200
 """Rows of a table for people without `--limit`."""
 MAX_ROWS = 1_000_000_000
 
-# The filter of labels, as in `store.LabelFilter`.
-Architecture = Annotated[
-    str | None, typer.Option(help="An architecture, or a glob such as 'resnet*'.")
-]
-Family = Annotated[str | None, typer.Option(help="Family of architectures, such as resnet.")]
-Device = Annotated[
-    str | None, typer.Option(help="Device key, such as cpu-2t.", autocompletion=shell.devices)
-]
-BatchSize = Annotated[int | None, typer.Option(min=1, help="Samples per step.")]
-InputSize = Annotated[
-    int | None,
-    typer.Option(
-        "--input-size", "--sequence-length", min=1, help="Pixels, or tokens of hf: names."
-    ),
-]
-Precision = Annotated[str | None, typer.Option(help="fp32, amp-fp16, amp-bf16 or bf16.")]
-MemoryFormat = Annotated[str | None, typer.Option(help="contiguous or channels-last.")]
-Optimizer = Annotated[str | None, typer.Option(help="sgd, momentum, adam or adamw.")]
-Phase = Annotated[str | None, typer.Option(help="train or infer.")]
-Execution = Annotated[str | None, typer.Option(help="eager or compile.")]
-Protocol = Annotated[str | None, typer.Option(help="Measuring protocol, such as paper.")]
-Metric = Annotated[str | None, typer.Option(help="Only labels with this metric, such as power_w.")]
-AttemptOutcome = Annotated[
-    str | None,
-    typer.Option(help="Attempts with this outcome (oom, timeout, ... or any) instead of labels."),
-]
-LabelProvenance = Annotated[str | None, typer.Option(help="measured, imported or simulated.")]
-Campaign = Annotated[
-    str | None,
-    typer.Option(help="Campaign id, or its beginning.", autocompletion=shell.campaigns),
-]
-Since = Annotated[
-    str | None, typer.Option(help="A date (2026-11-21), a time, or an age (30m, 12h, 7d, 2w).")
-]
-Until = Annotated[str | None, typer.Option(help="Latest date, inclusive (formats as for --since).")]
+
+@dataclass(kw_only=True)
+class FilterOptions:
+    """Options for the fields of a `trappm.store.LabelFilter`."""
+
+    architecture: Annotated[
+        str | None, typer.Option(help="An architecture, or a glob such as 'resnet*'.")
+    ] = None
+    family: Annotated[str | None, typer.Option(help="Family of architectures, such as resnet.")] = (
+        None
+    )
+    device: Annotated[
+        str | None, typer.Option(help="Device key, such as cpu-2t.", autocompletion=shell.devices)
+    ] = None
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Samples per step.")] = None
+    input_size: Annotated[
+        int | None,
+        typer.Option(
+            "--input-size", "--sequence-length", min=1, help="Pixels, or tokens of hf: names."
+        ),
+    ] = None
+    precision: Annotated[str | None, typer.Option(help="fp32, amp-fp16, amp-bf16 or bf16.")] = None
+    memory_format: Annotated[str | None, typer.Option(help="contiguous or channels-last.")] = None
+    optimizer: Annotated[str | None, typer.Option(help="sgd, momentum, adam or adamw.")] = None
+    phase: Annotated[str | None, typer.Option(help="train or infer.")] = None
+    execution: Annotated[str | None, typer.Option(help="eager or compile.")] = None
+    protocol: Annotated[str | None, typer.Option(help="Measuring protocol, such as paper.")] = None
+    metric: Annotated[
+        str | None, typer.Option(help="Only labels with this metric, such as power_w.")
+    ] = None
+    outcome: Annotated[
+        str | None,
+        typer.Option(
+            help="Attempts with this outcome (oom, timeout, ... or any) instead of labels."
+        ),
+    ] = None
+    provenance: Annotated[str | None, typer.Option(help="measured, imported or simulated.")] = None
+    campaign: Annotated[
+        str | None,
+        typer.Option(help="Campaign id, or its beginning.", autocompletion=shell.campaigns),
+    ] = None
+    since: Annotated[
+        str | None, typer.Option(help="A date (2026-11-21), a time, or an age (30m, 12h, 7d, 2w).")
+    ] = None
+    until: Annotated[
+        str | None, typer.Option(help="Latest date, inclusive (formats as for --since).")
+    ] = None
 
 
 @app.command(epilog="Example: trappm labels query --device cpu-2t --sort -step_time_ms")
+@with_fields
 def query(
-    architecture: Architecture = None,
-    family: Family = None,
-    device: Device = None,
-    batch_size: BatchSize = None,
-    input_size: InputSize = None,
-    precision: Precision = None,
-    memory_format: MemoryFormat = None,
-    optimizer: Optimizer = None,
-    phase: Phase = None,
-    execution: Execution = None,
-    protocol: Protocol = None,
-    metric: Metric = None,
-    outcome: AttemptOutcome = None,
-    provenance: LabelProvenance = None,
-    campaign: Campaign = None,
-    since: Since = None,
-    until: Until = None,
+    options: FilterOptions,
     columns: Annotated[str | None, typer.Option(help="Columns, separated by commas.")] = None,
     sort: Annotated[
         str | None, typer.Option(help="Column to sort by; with a leading '-' in descending order.")
@@ -111,12 +108,7 @@ def query(
     from trappm.reports.labels import print_labels, print_rows
     from trappm.store import LabelFilter
 
-    wanted = LabelFilter(
-        architecture=architecture, family=family, device=device, batch_size=batch_size,
-        input_size=input_size, precision=precision, memory_format=memory_format,
-        optimizer=optimizer, phase=phase, execution=execution, protocol=protocol, metric=metric,
-        outcome=outcome, provenance=provenance, campaign=campaign, since=since, until=until,
-    )  # fmt: skip
+    wanted = LabelFilter(**vars(options))
     for_machines = _check_formats(as_json, as_jsonl, as_csv, parquet)
     most = limit or (None if for_machines else SHOWN)
     if sql is not None:
@@ -142,7 +134,7 @@ def query(
     if sql is not None or columns:
         print_rows(frame)
     else:
-        print_labels(frame, "labels" if outcome is None else "attempts")
+        print_labels(frame, "labels" if wanted.outcome is None else "attempts")
 
 
 @app.command(epilog="Example: trappm labels show 12")
@@ -205,42 +197,22 @@ def print_import(report: ImportReport, as_json: bool) -> None:
 
 
 @app.command(epilog="Example: trappm labels export a100.parquet --device a100")
+@with_fields
 def export(
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help=".parquet, .csv or .jsonl file to replace.")
     ],
-    architecture: Architecture = None,
-    family: Family = None,
-    device: Device = None,
-    batch_size: BatchSize = None,
-    input_size: InputSize = None,
-    precision: Precision = None,
-    memory_format: MemoryFormat = None,
-    optimizer: Optimizer = None,
-    phase: Phase = None,
-    execution: Execution = None,
-    protocol: Protocol = None,
-    metric: Metric = None,
-    outcome: AttemptOutcome = None,
-    provenance: LabelProvenance = None,
-    campaign: Campaign = None,
-    since: Since = None,
-    until: Until = None,
+    options: FilterOptions,
 ) -> None:
     """Write labels with their measurements into a file."""
     from trappm.store import LabelFilter
     from trappm.store.files import export_file
 
-    wanted = LabelFilter(
-        architecture=architecture, family=family, device=device, batch_size=batch_size,
-        input_size=input_size, precision=precision, memory_format=memory_format,
-        optimizer=optimizer, phase=phase, execution=execution, protocol=protocol, metric=metric,
-        outcome=outcome, provenance=provenance, campaign=campaign, since=since, until=until,
-    )  # fmt: skip
+    wanted = LabelFilter(**vars(options))
     with store_to_read() as store:
         store.labels.query(wanted, columns=["id"], sort="id", limit=1)  # refuses unknown names
         count = export_file(store.measurements.each(wanted), file)
-    typer.echo(f"{count} {'labels' if outcome is None else 'attempts'} written to {file}")
+    typer.echo(f"{count} {'labels' if wanted.outcome is None else 'attempts'} written to {file}")
 
 
 def _refuse_others(option: str, others: Mapping[str, object]) -> None:

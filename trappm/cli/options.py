@@ -2,12 +2,46 @@
 
 from __future__ import annotations
 
+import inspect
 import json
-from typing import Annotated, Any
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
 from trappm.cli import shell
+
+_T = TypeVar("_T")
+
+
+def with_fields(command: Callable[..., _T]) -> Callable[..., _T]:
+    """Give a command an option per field of its parameters that are dataclasses, in their place."""
+    own = inspect.signature(command, eval_str=True).parameters
+    groups: dict[str, Any] = {
+        name: p.annotation for name, p in own.items() if is_dataclass(p.annotation)
+    }
+    parameters = list[inspect.Parameter]()
+    for name, parameter in own.items():
+        if name in groups:
+            hints = get_type_hints(groups[name], include_extras=True)
+            options = inspect.signature(groups[name]).parameters.values()
+            parameters += [option.replace(annotation=hints[option.name]) for option in options]
+        else:
+            parameters.append(parameter)
+
+    @wraps(command)
+    def flat(**given: Any) -> _T:
+        for name, group in groups.items():
+            given[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
+        return command(**given)
+
+    flat.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
+    )
+    return flat
+
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
 
@@ -34,24 +68,7 @@ DeviceName = Annotated[
 BatchSize = Annotated[
     int | None, typer.Option(help="Samples per step (default: the file's own, or 1).")
 ]
-InputSize = Annotated[int | None, typer.Option(help="Pixels (default: the architecture's own).")]
-SequenceLength = Annotated[
-    int | None,
-    typer.Option(
-        help="Tokens, of text files and hf: names (default: the model's maximum, up to 2048)."
-    ),
-]
 Phase = Annotated[str, typer.Option(help="train or infer.")]
-Precision = Annotated[
-    str | None,
-    typer.Option(help="fp32, amp-fp16, amp-bf16 or bf16 (default: most labels')."),
-]
-MemoryFormat = Annotated[
-    str | None, typer.Option(help="contiguous or channels-last (default: most labels').")
-]
-Optimizer = Annotated[
-    str | None, typer.Option(help="sgd, momentum, adam or adamw (default: most labels').")
-]
 SnapshotName = Annotated[
     str | None,
     typer.Option(
@@ -70,6 +87,65 @@ Processes = Annotated[
 RetryRefused = Annotated[
     bool, typer.Option("--retry-refused", help="Try again what an earlier version refused.")
 ]
+
+
+@dataclass(kw_only=True)
+class SizeOptions:
+    """Options for the size of a model's input."""
+
+    input_size: Annotated[
+        int | None, typer.Option(help="Pixels (default: the architecture's own).")
+    ] = None
+    sequence_length: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens, of text files and hf: names (default: the model's maximum, up to 2048)."
+        ),
+    ] = None
+
+
+@dataclass(kw_only=True)
+class SettingOptions:
+    """Options for the settings of a step."""
+
+    precision: Annotated[
+        str | None, typer.Option(help="fp32, amp-fp16, amp-bf16 or bf16 (default: most labels').")
+    ] = None
+    memory_format: Annotated[
+        str | None, typer.Option(help="contiguous or channels-last (default: most labels').")
+    ] = None
+    optimizer: Annotated[
+        str | None, typer.Option(help="sgd, momentum, adam or adamw (default: most labels').")
+    ] = None
+
+
+@dataclass(kw_only=True)
+class RunOptions:
+    """Options for a whole run, with the names of `QuestionSettings`."""
+
+    epochs: Annotated[
+        int | None,
+        typer.Option(
+            help="Number of epochs of a whole run, without data loading; needs --samples."
+        ),
+    ] = None
+    samples: Annotated[int | None, typer.Option(help="Number of training samples per epoch.")] = (
+        None
+    )
+    carbon_g_per_kwh: Annotated[
+        float | None,
+        typer.Option("--carbon", help="Carbon intensity of the electricity (g CO2/kWh)."),
+    ] = None
+    power_limit_w: Annotated[
+        float | None,
+        typer.Option("--power-limit", help="GPU power limit in watts (default: factory setting)."),
+    ] = None
+    usd_per_hour: Annotated[
+        float | None,
+        typer.Option(
+            "--price", help="USD per hour of the device (default: known prices of clouds)."
+        ),
+    ] = None
 
 
 def print_json(value: Any) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from trappm.cli import options
-from trappm.cli.options import print_json
+from trappm.cli.options import print_json, with_fields
 
 if TYPE_CHECKING:
     from trappm.profiler.memory.simulation import TrainingLoop
@@ -32,14 +32,6 @@ Devices = Annotated[
         autocompletion=options.shell.devices,
     ),
 ]
-Epochs = Annotated[
-    int | None,
-    typer.Option(help="Number of epochs of a whole run, without data loading; needs --samples."),
-]
-Samples = Annotated[int | None, typer.Option(help="Number of training samples per epoch.")]
-Carbon = Annotated[
-    float | None, typer.Option(help="Carbon intensity of the electricity (g CO2/kWh).")
-]
 BatchSizes = Annotated[
     str | None,
     typer.Option(
@@ -48,35 +40,30 @@ BatchSizes = Annotated[
         help="Samples per step; several make a table (default: the file's own, or 1).",
     ),
 ]
-Precisions = Annotated[
-    str | None,
-    typer.Option(
-        "--precision",
-        metavar="<str>[,<str>...]",
-        help="fp32, amp-fp16, amp-bf16 or bf16; several make a table (default: most labels').",
-    ),
-]
-PowerLimit = Annotated[
-    float | None,
-    typer.Option("--power-limit", help="GPU power limit in watts (default: factory setting)."),
-]
-
-UsdPerHour = Annotated[
-    float | None,
-    typer.Option("--price", help="USD per hour of the device (default: known prices of clouds)."),
-]
 
 
+@dataclass(kw_only=True)
+class TableOptions(options.SettingOptions):
+    """Options for the settings of a table of steps, which may have several precisions."""
+
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            metavar="<str>[,<str>...]",
+            help="fp32, amp-fp16, amp-bf16 or bf16; several make a table (default: most labels').",
+        ),
+    ] = None
+
+
+@with_fields
 def predict(
     model: options.Model,
     device: options.DeviceName = None,
+    *,
     batch_size: BatchSizes = None,
-    input_size: options.InputSize = None,
-    sequence_length: options.SequenceLength = None,
+    size: options.SizeOptions,
     phase: options.Phase = "train",
-    precision: Precisions = None,
-    memory_format: options.MemoryFormat = None,
-    optimizer: options.Optimizer = None,
+    settings: TableOptions,
     implementation: Annotated[
         str | None,
         typer.Option(help="Optimizer implementation: foreach, fused or plain (default: foreach)."),
@@ -90,11 +77,7 @@ def predict(
         bool, typer.Option("--compile", help="Predict the step under torch.compile.")
     ] = False,
     snapshot: options.SnapshotName = None,
-    epochs: Epochs = None,
-    samples: Samples = None,
-    carbon: Carbon = None,
-    power_limit: PowerLimit = None,
-    price: UsdPerHour = None,
+    run: options.RunOptions,
     labels: Annotated[
         bool, typer.Option("--labels", help="Show the best label of this step, if measured.")
     ] = False,
@@ -119,37 +102,32 @@ def predict(
     from trappm.profiler.errors import InputError
     from trappm.profiler.records import Precision, member
 
-    sizes = _batch_sizes(batch_size)
+    batches = _batch_sizes(batch_size)
     precisions: list[str | None] = [None]
-    if precision is not None:
-        parts = dict.fromkeys(part.strip() for part in precision.split(","))
+    if settings.precision is not None:
+        parts = dict.fromkeys(part.strip() for part in settings.precision.split(","))
         precisions = [member("precision", Precision, part) for part in parts]
-    if breakdown and len(sizes) * len(precisions) > 1:
+    if breakdown and len(batches) * len(precisions) > 1:
         raise InputError("--breakdown needs one batch size and one precision")
     predictions = [
         predict_step(
             model,
             device=device,
-            batch_size=size,
-            input_size=input_size,
-            sequence_length=sequence_length,
+            batch_size=batch,
+            **vars(size),
             phase=phase,
             precision=each,
-            memory_format=memory_format,
-            optimizer=_loop(optimizer, implementation, expandable, phase),
+            memory_format=settings.memory_format,
+            optimizer=_loop(settings.optimizer, implementation, expandable, phase),
             accumulation=accumulation,
             execution="compile" if is_compiled else None,
             snapshot=snapshot,
-            epochs=epochs,
-            samples=samples,
-            carbon_g_per_kwh=carbon,
-            power_limit_w=power_limit,
-            usd_per_hour=price,
+            **vars(run),
             labels=labels,
             trace_seconds=trace_seconds,
         )
         for each in precisions
-        for size in sizes
+        for batch in batches
     ]
     if as_json:
         answers = [one.to_dict(breakdown_depth=depth if breakdown else None) for one in predictions]
@@ -165,25 +143,20 @@ def predict(
         tables.print_breakdown(predictions[0], depth)
 
 
+@with_fields
 def compare(
     models: Models,
     device: Devices = None,
+    *,
     batch_size: options.BatchSize = None,
-    input_size: options.InputSize = None,
-    sequence_length: options.SequenceLength = None,
+    size: options.SizeOptions,
     phase: options.Phase = "train",
-    precision: options.Precision = None,
-    memory_format: options.MemoryFormat = None,
-    optimizer: options.Optimizer = None,
+    settings: options.SettingOptions,
     is_compiled: Annotated[
         bool, typer.Option("--compile", help="Show steps under torch.compile next to eager ones.")
     ] = False,
     snapshot: options.SnapshotName = None,
-    epochs: Epochs = None,
-    samples: Samples = None,
-    carbon: Carbon = None,
-    power_limit: PowerLimit = None,
-    price: UsdPerHour = None,
+    run: options.RunOptions,
     sort: Annotated[
         Literal["cost", "time"] | None,
         typer.Option(help="Order by cost or step time (default: models and devices as named)."),
@@ -213,23 +186,16 @@ def compare(
         models,
         device or None,
         batch_size=batch_size,
-        input_size=input_size,
-        sequence_length=sequence_length,
+        **vars(size),
         phase=phase,
-        precision=precision,
-        memory_format=memory_format,
-        optimizer=optimizer,
+        **vars(settings),
         snapshot=snapshot,
-        epochs=epochs,
-        samples=samples,
-        carbon_g_per_kwh=carbon,
-        power_limit_w=power_limit,
-        usd_per_hour=price,
+        **vars(run),
         executions=("eager", "compile") if is_compiled else ("eager",),
     )
     predictions, left_out = comparable(predictions, near_labels=everywhere)
     if everywhere:
-        question = Question(phase=phase, precision=precision, snapshot=snapshot)
+        question = Question(phase=phase, precision=settings.precision, snapshot=snapshot)
         unable = Selection(question).unable_devices()
         left_out += [{"device": key, "reason": reason} for key, reason in unable.items()]
     if sort is not None:

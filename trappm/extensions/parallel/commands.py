@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from trappm.cli import options
-from trappm.cli.options import print_json
+from trappm.cli.options import print_json, with_fields
 from trappm.cli.predict import Devices, Models
 from trappm.profiler.errors import InputError
 
@@ -19,15 +19,14 @@ def register(app: typer.Typer) -> None:
     app.command(rich_help_panel="Predict")(scale)
 
 
+@with_fields
 def scale(
     models: Models,
     device: Devices = None,
+    *,
     batch_size: options.BatchSize = None,
-    input_size: options.InputSize = None,
-    sequence_length: options.SequenceLength = None,
-    precision: options.Precision = None,
-    memory_format: options.MemoryFormat = None,
-    optimizer: options.Optimizer = None,
+    size: options.SizeOptions,
+    settings: options.SettingOptions,
     snapshot: options.SnapshotName = None,
     gpus: Annotated[
         str | None, typer.Option("--gpus", help=f"Total numbers of GPUs (default: {_COUNTS}).")
@@ -82,11 +81,8 @@ def scale(
         sharded_optimizer=sharded,
         network_gbit=network,
         batch_size=batch_size,
-        input_size=input_size,
-        sequence_length=sequence_length,
-        precision=precision,
-        memory_format=memory_format,
-        optimizer=optimizer,
+        **vars(size),
+        **vars(settings),
         snapshot=snapshot,
     )
     if as_json:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from trappm.cli import options, shell
-from trappm.cli.options import print_json
+from trappm.cli.options import print_json, with_fields
 
 
 def register(app: typer.Typer) -> None:
@@ -16,6 +16,7 @@ def register(app: typer.Typer) -> None:
     app.command(rich_help_panel="Predict")(roofline)
 
 
+@with_fields
 def roofline(
     model: options.Model,
     device: Annotated[
@@ -26,13 +27,11 @@ def roofline(
             autocompletion=shell.devices,
         ),
     ] = None,
+    *,
     batch_size: options.BatchSize = None,
-    input_size: options.InputSize = None,
-    sequence_length: options.SequenceLength = None,
+    size: options.SizeOptions,
     phase: options.Phase = "train",
-    precision: options.Precision = None,
-    memory_format: options.MemoryFormat = None,
-    optimizer: options.Optimizer = None,
+    settings: options.SettingOptions,
     snapshot: options.SnapshotName = None,
     png: Annotated[Path | None, typer.Option(help="Draw the roofline into this file.")] = None,
     as_json: options.AsJson = False,
@@ -52,17 +51,10 @@ def roofline(
     if png is not None:
         require_matplotlib("--png")
     selection = Selection(
-        Question(
-            batch_size=batch_size,
-            phase=phase,
-            precision=precision,
-            memory_format=memory_format,
-            optimizer=optimizer,
-            snapshot=snapshot,
-        )
+        Question(batch_size=batch_size, phase=phase, **vars(settings), snapshot=snapshot)
     )
     devices = known_devices_of(selection, device)
-    subject = subject_of(model, input_size=input_size, sequence_length=sequence_length)
+    subject = subject_of(model, **vars(size))
     steps = roofed_steps(selection, subject, devices)
     if png is not None:
         draw_png(steps, png)

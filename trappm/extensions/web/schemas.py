@@ -7,7 +7,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from trappm.prediction.cost import MAX_USD_PER_HOUR
-from trappm.prediction.question import MAX_CARBON_G_PER_KWH, MAX_COUNT, MAX_LIMIT_W
+from trappm.prediction.question import (
+    MAX_CARBON_G_PER_KWH,
+    MAX_COUNT,
+    MAX_LIMIT_W,
+    QuestionSettings,
+)
 from trappm.prediction.selection import DEFAULT_DEVICE
 from trappm.profiler.records import MAX_SIZE
 
@@ -37,13 +42,9 @@ class Step(BaseModel):
     snapshot: Name | None = Field(None, description="An id or alias of the server's registry.")
 
     def for_question(self) -> dict[str, Any]:
-        """Return the arguments of a `trappm.prediction.question.Question`."""
-        return self.model_dump(exclude=_NO_ARGUMENTS)
-
-
-_NO_ARGUMENTS = {
-    "model", "device", "devices", "input_size", "snapshot", "breakdown_depth", "gpus", "strategies",
-}  # fmt: skip
+        """Return the arguments of a `trappm.prediction.question.Question`, but the snapshot."""
+        names = {"execution", *QuestionSettings.__annotations__} - {"snapshot"}
+        return self.model_dump(include=names)
 
 
 class Settings(Step):
