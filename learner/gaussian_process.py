@@ -305,7 +305,7 @@ def _factor(matrix: Array) -> Array:
     return np.asarray(factor, dtype=np.float64)
 
 
-def _solved(factor: npt.NDArray[Any], right: Array) -> Array:
+def _solve(factor: npt.NDArray[Any], right: Array) -> Array:
     """Return X with `factor @ X = right` for a lower triangular factor (m, m) and (m, n).
 
     Not by scipy, whose import takes a tenth of the time of a prediction.
@@ -325,7 +325,7 @@ def _features(
 ) -> Array:
     """Return phi of points (n, c): (n, m)."""
     cross = covariance.between(landmarks.astype(np.float64), points, groups)
-    return _solved(factor, cross).T
+    return _solve(factor, cross).T
 
 
 @dataclass(frozen=True, eq=False)
@@ -374,7 +374,7 @@ def _posterior(phi: Array, labels: _Labels, noise: float, iterations: int) -> _P
         for rows in chunks:
             weighted = phi[rows] * np.sqrt(weight[rows])[:, None]
             a = a + weighted.T @ weighted
-        root = _solved(np.linalg.cholesky(a), np.eye(len(a)))
+        root = _solve(np.linalg.cholesky(a), np.eye(len(a)))
         mean: Array = root.T @ (root @ (phi.T @ (weight * targets)))
         fitted = phi @ mean
         # The expected square of an error includes the variance of the fitted value.
@@ -382,12 +382,12 @@ def _posterior(phi: Array, labels: _Labels, noise: float, iterations: int) -> _P
         squares = (targets - fitted) ** 2 + np.concatenate(unsure)
         # A label's own error is no noise of the process.
         squares = squares / (1.0 + precision * labels.errors**2)
-        noise = _updated_scale(squares[known], noise, labels.least_noise)
+        noise = _update_scale(squares[known], noise, labels.least_noise)
         precision = precisions(squares, noise)
     return _Posterior(mean, root, noise)
 
 
-def _updated_scale(squares: Array, scale: float, least: float) -> float:
+def _update_scale(squares: Array, scale: float, least: float) -> float:
     """Return the next scale of Student-t noise, from expected squared errors (n)."""
     weights = precisions(squares, scale) * scale**2
     total = float((weights * squares).sum()) + PSEUDO_LABELS * scale**2

@@ -58,7 +58,7 @@ class Store:
                 writable.
         """
         engine = make_engine(url)
-        with _disposed_on_error(engine):
+        with _dispose_on_error(engine):
             if not has_tables(engine):
                 upgrade(engine)
         return cls(Database(engine, patience or Patience()))
@@ -72,7 +72,7 @@ class Store:
             StoreAccessError: It cannot be read, or is not a label store of this version.
         """
         engine = engine_to_read(url)
-        with _disposed_on_error(engine):
+        with _dispose_on_error(engine):
             if not has_tables(engine):
                 raise NoLabelStoreError(
                     f"{address(engine)} is an empty database, not yet a label store; make it one "
@@ -143,7 +143,7 @@ class Store:
 
 
 @contextmanager
-def _disposed_on_error(engine: Engine) -> Iterator[None]:
+def _dispose_on_error(engine: Engine) -> Iterator[None]:
     try:
         yield
     except BaseException:

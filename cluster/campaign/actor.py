@@ -54,7 +54,7 @@ class CampaignActor:
         self._ended: Future[None] = Future()
         threading.Thread(target=self._live, name="campaign", daemon=True).start()
 
-    def ended(self) -> None:
+    def wait_for_end(self) -> None:
         """Return once the campaign has ended or was stopped; raise its failure."""
         self._ended.result()
 

@@ -161,23 +161,23 @@ def splits_of(samples: Samples, kind: SplitKind, seeds: Sequence[int]) -> Iterat
             raise InputError("family splits need two families with at least three architectures")
         for family in large:
             test = families == family
-            yield Split(kind, seeds[0], _apart(samples, test), test)
+            yield Split(kind, seeds[0], _train_mask(samples, test), test)
         return
     for seed in seeds:
-        test = _held_out(samples, kind, np.random.default_rng(seed))
-        train = ~test if kind is SplitKind.CONFIGURATIONS else _apart(samples, test)
+        test = _test_mask(samples, kind, np.random.default_rng(seed))
+        train = ~test if kind is SplitKind.CONFIGURATIONS else _train_mask(samples, test)
         if not test.any() or not train.any():
             raise InputError(f"{len(samples)} labels are too few to hold out {kind}")
         yield Split(kind, seed, train, test)
 
 
-def _apart(samples: Samples, test: Rows) -> Rows:
+def _train_mask(samples: Samples, test: Rows) -> Rows:
     """Return the training rows, without held-out rows and rows with the same layers."""
     groups = np.array(samples.groups)
     return ~np.isin(groups, groups[test])
 
 
-def _held_out(samples: Samples, kind: SplitKind, generator: np.random.Generator) -> Rows:
+def _test_mask(samples: Samples, kind: SplitKind, generator: np.random.Generator) -> Rows:
     if kind is SplitKind.ARCHITECTURES:
         names = split_architectures(samples.configurations, TEST_SHARE, generator, samples.groups)
         return np.array([name in names for name in samples.architectures])
@@ -203,12 +203,12 @@ def run_plan(
 ) -> Iterator[Run]:
     """Run every training of the plan in order, and predict the held-out rows."""
     jobs = list(_jobs(samples, estimators, plan))
-    starts = None if plan.source is None else _Starts(samples, plan.source)
+    starts = None if plan.source is None else _SourceModels(samples, plan.source)
     for done, (split, estimator, count, transferred) in enumerate(jobs):
         on_progress(done, len(jobs), f"{estimator.name}, {split.kind} held out, seed {split.seed}")
-        rows, test = _drawn(split, count), np.flatnonzero(split.test)
+        rows, test = _train_rows(split, count), np.flatnonzero(split.test)
         start = starts.model(estimator.name, split) if starts and transferred else None
-        if start is not None and not _can(estimator, samples, rows):
+        if start is not None and not _has_enough_labels(estimator, samples, rows):
             model = start
         else:
             generator = _generator(estimator.name, split)
@@ -223,7 +223,7 @@ def _generator(name: str, split: Split) -> np.random.Generator:
     return np.random.default_rng([split.seed, zlib.crc32(name.encode())])
 
 
-class _Starts:
+class _SourceModels:
     """Models of another device, trained without the architectures that a split holds out.
 
     Splits by configuration hold out the same configurations instead.
@@ -276,12 +276,14 @@ def _jobs(
             if count is None or (
                 split.kind is not SplitKind.EACH_FAMILY
                 and count <= np.count_nonzero(split.train)
-                and (transferred or _can(estimator, samples, _drawn(split, count)))
+                and (
+                    transferred or _has_enough_labels(estimator, samples, _train_rows(split, count))
+                )
             ):
                 yield split, estimator, count, transferred
 
 
-def _drawn(split: Split, count: int | None) -> npt.NDArray[np.int64]:
+def _train_rows(split: Split, count: int | None) -> npt.NDArray[np.int64]:
     """Return the training rows, equal for every estimator; smaller sets are nested in larger."""
     rows = np.flatnonzero(split.train)
     if count is None:
@@ -289,7 +291,7 @@ def _drawn(split: Split, count: int | None) -> npt.NDArray[np.int64]:
     return np.sort(np.random.default_rng([split.seed, 1]).permutation(rows)[:count])
 
 
-def _can(estimator: Estimator, samples: Samples, rows: npt.NDArray[np.int64]) -> bool:
+def _has_enough_labels(estimator: Estimator, samples: Samples, rows: npt.NDArray[np.int64]) -> bool:
     """Return whether the rows have as many values as the estimator needs."""
     values = np.count_nonzero(~np.isnan(samples.values[rows]))
     return int(values) >= int(getattr(estimator, "least_labels", 0))
@@ -372,7 +374,7 @@ def summarize(samples: Samples, runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def _over_seeds(samples: Samples, runs: Sequence[Run], split: SplitKind) -> dict[str, Any]:
-    together = score(samples, *joined(runs))
+    together = score(samples, *join_runs(runs))
     # Leave-one-family-out is a single experiment in parts, not one per seed.
     is_one = split is SplitKind.EACH_FAMILY
     parts = [together] if is_one else [score(samples, run.test, run.estimate) for run in runs]
@@ -391,7 +393,7 @@ def _plain(values: pd.Series) -> dict[str, float | None]:
     return {str(name): None if np.isnan(v) else float(v) for name, v in values.items()}
 
 
-def joined(runs: Sequence[Run]) -> tuple[npt.NDArray[np.int64], Estimate]:
+def join_runs(runs: Sequence[Run]) -> tuple[npt.NDArray[np.int64], Estimate]:
     """Return rows and predictions of several runs, one after the other."""
 
     def column(name: str) -> npt.NDArray[np.float64] | None:

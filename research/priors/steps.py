@@ -217,8 +217,8 @@ def node_sheet_steps(nodes: Path, traces: Path) -> list[Steps]:
     """
     rows: dict[tuple[str, str, str], list[tuple[Workload, str, float]]] = defaultdict(list)
     for file in ("pycls_v100_step_fp32.csv", "pgb_torchvision_step.csv"):
-        for verdict in node_steps.verdicts(nodes / file):
-            label = verdict.measurement
+        for row in node_steps.parse_rows(nodes / file):
+            label = row.measurement
             if label is None or label.step_time_ms is None or known_spec(label.device) is None:
                 continue
             if label.device in HOST_BOUND:

@@ -276,13 +276,13 @@ class FakeWorkers:
         self.traced.append(key)
         return self.trace_of(key)
 
-    def joined(self):
+    def list_workers(self):
         return [
             Worker(name, device, name if name in self._hosts else "host", "stack")
             for name, device in self._names
         ]
 
-    def awaited(self):
+    def list_awaited(self):
         return []
 
     def room(self, device):
@@ -294,7 +294,7 @@ class FakeWorkers:
     def collect(self):
         return self.wait(0)
 
-    def running(self):
+    def list_running(self):
         return list(self._running)
 
     def start(self, worker, task, protocol):

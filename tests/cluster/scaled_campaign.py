@@ -49,13 +49,13 @@ class TimedWorkers(FakeWorkers):
             for i in range(count)
         ]
 
-    def joined(self):
+    def list_workers(self):
         return self._workers
 
     def room(self, device):
         return GPUS[device]
 
-    def running(self):
+    def list_running(self):
         return [(worker, task) for worker, task, _, _ in self._running.values()]
 
     def start(self, worker, task, protocol):

@@ -20,10 +20,10 @@ from trappm.extensions.web.gate import ServingSettings
 from trappm.extensions.web.loaded_snapshots import LoadedSnapshots
 from trappm.extensions.web.metrics import Metrics
 from trappm.extensions.web.schemas import RooflineQuestion, ScalingQuestion, Settings
-from trappm.extensions.web.uploads import Model, ModelTracer, Shared
+from trappm.extensions.web.uploads import Model, ModelTracer, SingleFlight
 from trappm.prediction.answer import answers
 from trappm.prediction.cost import prices_version
-from trappm.prediction.models import ModelKey, UntracedError, known_subject
+from trappm.prediction.models import ModelKey, UntracedError, load_subject
 from trappm.prediction.prediction import breakdown_dict
 from trappm.prediction.question import Question
 from trappm.prediction.selection import Selection
@@ -63,9 +63,9 @@ class Answerer:
         self.snapshots = LoadedSnapshots(settings.snapshot, metrics)
         self.metrics = metrics
         self._known: OrderedDict[tuple[object, ...], Answer] = OrderedDict()
-        self._under_way: Shared[list[Answer]] = Shared()
+        self._in_flight: SingleFlight[list[Answer]] = SingleFlight()
         self._steps: OrderedDict[tuple[object, ...], Trace] = OrderedDict()
-        self._steps_under_way: Shared[Trace] = Shared()
+        self._steps_in_flight: SingleFlight[Trace] = SingleFlight()
         self._heads_thread = ThreadPoolExecutor(1, thread_name_prefix="trappm-answers")
         self._kernels_thread = ThreadPoolExecutor(1, thread_name_prefix="trappm-kernels")
         self._tracer = ModelTracer(settings)
@@ -118,7 +118,7 @@ class Answerer:
         devices = known_devices_of(selection, request.devices)
 
         def work() -> bytes:
-            steps = roofed_steps(selection, known_subject(model.key), devices)
+            steps = roofed_steps(selection, load_subject(model.key), devices)
             return json.dumps(rooflines_json(steps), default=str).encode()
 
         settings = [step_settings(selection, devices)]
@@ -140,7 +140,7 @@ class Answerer:
 
         def work() -> bytes:
             predictions, refusals = scaling(
-                [known_subject(model.key)],
+                [load_subject(model.key)],
                 devices,
                 request.gpus,
                 request.strategies,
@@ -180,7 +180,7 @@ class Answerer:
                     self._heads_thread, model, settings, selection.question.phase, work
                 )
 
-            made = await self._under_way.wait((*key, *some), predicted)
+            made = await self._in_flight.wait((*key, *some), predicted)
             by_device |= zip(some, made, strict=True)
         for device, answer in by_device.items():
             assert answer is not None  # noqa: S101  (all have one by now)
@@ -205,7 +205,7 @@ class Answerer:
         if key in self._steps:
             self.metrics.known.inc()
         else:
-            self._steps[key] = await self._steps_under_way.wait(key, trace)
+            self._steps[key] = await self._steps_in_flight.wait(key, trace)
         step = self._steps[key]
         while len(self._steps) > MAX_STEPS:
             self._steps.popitem(last=False)
@@ -256,7 +256,7 @@ def named_model(name: str, input_size: int | None) -> Model:
 
 
 def _predicted(selection: Selection, model: Model, devices: Sequence[str]) -> list[Answer]:
-    subject = known_subject(model.key)
+    subject = load_subject(model.key)
     results = []
     for prediction in answers([(selection, subject, device) for device in devices]):
         named = prediction if model.path is None else replace(prediction, model=model.name)
