@@ -313,7 +313,7 @@ class Campaigns(Repository):
         return [record_of(EventRecord, row) for row in reversed(rows)]
 
 
-class Rounds(Repository):
+class CampaignRounds(Repository):
     """Rounds of campaigns: an acquisition and its measurements each."""
 
     @writing

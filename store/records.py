@@ -212,7 +212,7 @@ class Loss:
 class Assignment:
     """One configuration of a campaign to be measured on one device.
 
-    `Rounds.plan` sets the campaign and round of a new one.
+    `CampaignRounds.plan` sets the campaign and round of a new one.
     """
 
     id: str = field(default_factory=lambda: uuid.uuid4().hex)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 from trappm.store import sql
 from trappm.store.assignments import Assignments
-from trappm.store.campaigns import Campaigns, Rounds
+from trappm.store.campaigns import CampaignRounds, Campaigns
 from trappm.store.engine import (
     NoLabelStoreError,
     address,
@@ -42,7 +42,7 @@ class Store:
         self.traces = SqlTraces(database)
         self.pools = Pools(database)
         self.campaigns = Campaigns(database)
-        self.rounds = Rounds(database)
+        self.rounds = CampaignRounds(database)
         self.owners = Owners(database)
         self.assignments = Assignments(database)
         self.measurements = Measurements(database)

@@ -93,7 +93,7 @@ class CanaryStopError(CampaignError):
 
 
 @dataclass(kw_only=True, eq=False)
-class Campaign:
+class CampaignRunner:
     """Runs one campaign, from its first measurement to its snapshot."""
 
     store: Store

@@ -106,7 +106,7 @@ class Split:
 
 
 @dataclass(frozen=True)
-class Run:
+class BenchmarkRun:
     """One training and its predictions."""
 
     estimator: str
@@ -123,7 +123,7 @@ class Run:
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
+class SourceDevice:
     """Labels of another device, and the estimators that learn from them."""
 
     samples: Samples
@@ -132,7 +132,7 @@ class Source:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class BenchmarkPlan:
     """Plan of trainings: all combinations of its fields."""
 
     splits: Sequence[SplitKind]
@@ -140,7 +140,7 @@ class Plan:
     label_counts: Sequence[int] = ()
     """Additional numbers of training labels, drawn uniformly, for learning curves. Below an
     estimator's `least_labels` only the start is evaluated; counts above a split's are omitted."""
-    source: Source | None = None
+    source: SourceDevice | None = None
     """Another device, whose models are additional starting points."""
 
 
@@ -198,9 +198,9 @@ def _test_mask(samples: Samples, kind: SplitKind, generator: np.random.Generator
 def run_plan(
     samples: Samples,
     estimators: Sequence[Estimator],
-    plan: Plan,
+    plan: BenchmarkPlan,
     on_progress: Callable[[int, int, str], None] = lambda done, total, what: None,
-) -> Iterator[Run]:
+) -> Iterator[BenchmarkRun]:
     """Run every training of the plan in order, and predict the held-out rows."""
     jobs = list(_jobs(samples, estimators, plan))
     starts = None if plan.source is None else _SourceModels(samples, plan.source)
@@ -214,7 +214,9 @@ def run_plan(
             generator = _generator(estimator.name, split)
             model = estimator.fit(samples.at(rows), samples.targets(rows), generator, start)
         estimate = model.predict(samples.at(test))
-        yield Run(estimator.name, split.kind, split.seed, count, transferred, test, estimate)
+        yield BenchmarkRun(
+            estimator.name, split.kind, split.seed, count, transferred, test, estimate
+        )
     on_progress(len(jobs), len(jobs), "")
 
 
@@ -229,7 +231,7 @@ class _SourceModels:
     Splits by configuration hold out the same configurations instead.
     """
 
-    def __init__(self, samples: Samples, source: Source) -> None:
+    def __init__(self, samples: Samples, source: SourceDevice) -> None:
         self._source = source
         self._last: tuple[str, Split, Model] | None = None
         both = samples, source.samples
@@ -264,7 +266,7 @@ class _SourceModels:
 
 
 def _jobs(
-    samples: Samples, estimators: Sequence[Estimator], plan: Plan
+    samples: Samples, estimators: Sequence[Estimator], plan: BenchmarkPlan
 ) -> Iterator[tuple[Split, Estimator, int | None, bool]]:
     """Yield each split with each estimator and number of labels, with and without a start."""
     splits = [split for kind in plan.splits for split in splits_of(samples, kind, plan.seeds)]
@@ -353,12 +355,12 @@ def score(samples: Samples, test: npt.NDArray[np.int64], estimate: Estimate) -> 
     return result
 
 
-def summarize(samples: Samples, runs: Sequence[Run]) -> list[dict[str, Any]]:
+def summarize(samples: Samples, runs: Sequence[BenchmarkRun]) -> list[dict[str, Any]]:
     """Return mean and deviation over seeds by estimator, split and number of labels.
 
     Errors by family pool all seeds, because each seed draws only a few rows.
     """
-    groups: dict[tuple[Any, ...], list[Run]] = defaultdict(list)
+    groups: dict[tuple[Any, ...], list[BenchmarkRun]] = defaultdict(list)
     for run in runs:
         groups[run.split, run.labels, run.transferred, run.estimator].append(run)
     return [
@@ -373,7 +375,7 @@ def summarize(samples: Samples, runs: Sequence[Run]) -> list[dict[str, Any]]:
     ]
 
 
-def _over_seeds(samples: Samples, runs: Sequence[Run], split: SplitKind) -> dict[str, Any]:
+def _over_seeds(samples: Samples, runs: Sequence[BenchmarkRun], split: SplitKind) -> dict[str, Any]:
     together = score(samples, *join_runs(runs))
     # Leave-one-family-out is a single experiment in parts, not one per seed.
     is_one = split is SplitKind.EACH_FAMILY
@@ -393,7 +395,7 @@ def _plain(values: pd.Series) -> dict[str, float | None]:
     return {str(name): None if np.isnan(v) else float(v) for name, v in values.items()}
 
 
-def join_runs(runs: Sequence[Run]) -> tuple[npt.NDArray[np.int64], Estimate]:
+def join_runs(runs: Sequence[BenchmarkRun]) -> tuple[npt.NDArray[np.int64], Estimate]:
     """Return rows and predictions of several runs, one after the other."""
 
     def column(name: str) -> npt.NDArray[np.float64] | None:

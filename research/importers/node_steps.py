@@ -52,7 +52,7 @@ def _copied_bytes(cells: Cells) -> int:
 
 
 @dataclass(frozen=True)
-class Sheet:
+class SourceSheet:
     """Columns of one source, and the scope of its times."""
 
     name: str
@@ -73,7 +73,7 @@ class Sheet:
 
 
 SHEETS = (
-    Sheet(
+    SourceSheet(
         "pycls",
         "MIT",
         "step_ms",
@@ -83,7 +83,7 @@ SHEETS = (
         lambda _: StepScope(updates=False),
         gpus=None,
     ),
-    Sheet(
+    SourceSheet(
         "pytorch-gpu-benchmark",
         "MIT",
         "median_ms",
@@ -92,7 +92,7 @@ SHEETS = (
         Optimizer.SGD,
         lambda cells: StepScope(updates=False, copied_bytes=_copied_bytes(cells)),
     ),
-    Sheet(
+    SourceSheet(
         "deep-learning-examples",
         "BSD-3-Clause",
         "micro_step_ms_derived",
@@ -107,7 +107,7 @@ SHEETS = (
 SOURCES = tuple(sheet.name for sheet in SHEETS)
 
 
-def sheet_of(columns: set[str]) -> Sheet | None:
+def sheet_of(columns: set[str]) -> SourceSheet | None:
     """Return the source whose sheets have such columns, or None."""
     return next((s for s in SHEETS if {*s.columns, "source_path"} <= columns), None)
 
@@ -133,7 +133,9 @@ def parse_rows(path: Path, source: str | None = None) -> list[ParsedRow]:
     return list(read_rows(path, frozenset(), lambda cells: _parse_row(sheet, cells, seen)))
 
 
-def _parse_row(sheet: Sheet, cells: Cells, seen: set[tuple[str, str, Configuration]]) -> ParsedRow:
+def _parse_row(
+    sheet: SourceSheet, cells: Cells, seen: set[tuple[str, str, Configuration]]
+) -> ParsedRow:
     reason = _refusal(sheet, cells)
     if reason is not None:
         return reject(reason)
@@ -160,7 +162,7 @@ def _parse_row(sheet: Sheet, cells: Cells, seen: set[tuple[str, str, Configurati
     return ParsedRow(reason="step time", measurement=label)
 
 
-def _refusal(sheet: Sheet, cells: Cells) -> str | None:
+def _refusal(sheet: SourceSheet, cells: Cells) -> str | None:
     """Return the reason why a readable row yields no measurement, or None if it yields one."""
     if cells["precision"] not in PRECISIONS:
         return f"unsupported precision {cells['precision'][:80]!r}"
@@ -177,7 +179,7 @@ def _refusal(sheet: Sheet, cells: Cells) -> str | None:
     return None
 
 
-def _environment(sheet: Sheet, cells: Cells) -> dict[str, Any]:
+def _environment(sheet: SourceSheet, cells: Cells) -> dict[str, Any]:
     """Return device, software and scope of a row."""
     words = cells["device"].lower().split()
     versions = {

@@ -28,7 +28,7 @@ from trappm.profiler.errors import InputError
 
 
 @dataclass(frozen=True, eq=False)
-class Fitted:
+class FittedBaseline:
     """A trained baseline."""
 
     predict: Callable[[Sequence[Workload]], Estimate]
@@ -49,7 +49,7 @@ class TabularEstimator:
         targets: Targets,
         generator: np.random.Generator,
         start: Model | None = None,
-    ) -> Fitted:
+    ) -> FittedBaseline:
         """Fit as `learner.interface.Estimator`; raises InputError if a start is given."""
         if start is not None:
             raise InputError(f"{self.name} cannot start from the weights of another device")
@@ -70,7 +70,7 @@ class TabularEstimator:
             units = regression.predict(scaler.apply(log_static_features(workloads)))
             return Estimate(np.exp(centre + scale * np.asarray(units, dtype=np.float64)))
 
-        return Fitted(predict)
+        return FittedBaseline(predict)
 
 
 def mlp() -> TabularEstimator:
@@ -165,7 +165,7 @@ class FakeTensor:
         targets: Targets,
         generator: np.random.Generator,
         start: Model | None = None,
-    ) -> Fitted:
+    ) -> FittedBaseline:
         """Fit as `learner.interface.Estimator`; two coefficients need no start.
 
         Raises:
@@ -174,7 +174,9 @@ class FakeTensor:
         rows, logs = labelled(workloads, targets)
         estimates = _column(self.estimates_mib, [workloads[i] for i in rows])
         offset, factor = robust_line(estimates, np.exp(logs), FLOOR)
-        return Fitted(lambda some: Estimate(offset + factor * _column(self.estimates_mib, some)))
+        return FittedBaseline(
+            lambda some: Estimate(offset + factor * _column(self.estimates_mib, some))
+        )
 
 
 def _column(estimates_mib: Mapping[Workload, float], workloads: Sequence[Workload]) -> Array:

@@ -107,7 +107,7 @@ class Distribution:
 
 
 @dataclass(eq=False)
-class _Part:
+class _Component:
     """A part of the sum."""
 
     key: tuple[str, str]
@@ -171,7 +171,7 @@ class JointFit:
         centre, device = self.constants(""), (prior.device**2 + variance).sqrt()
         return Distribution(centre, torch.zeros_like(centre), device, prior.host)
 
-    def _make_parts(self) -> list[_Part]:
+    def _make_parts(self) -> list[_Component]:
         distribution = self.distribution
         devices = sorted({e.device for e in self._evidence})
         hosts = sorted({e.host for e in self._evidence})
@@ -186,7 +186,7 @@ class JointFit:
             concerned = [kind == "shared" or getattr(e, kind) == key for e in self._evidence]
             labels = torch.from_numpy(np.flatnonzero(np.array(concerned)[self._source]))
             shift = torch.zeros(len(constants), dtype=torch.float64)
-            parts.append(_Part((kind, key), labels, constants, spread[constants], shift))
+            parts.append(_Component((kind, key), labels, constants, spread[constants], shift))
         return parts
 
     def _values(self) -> Tensor:

@@ -149,7 +149,7 @@ def named_strategy(name: str) -> Strategy:
 
 
 @dataclass(frozen=True)
-class Point:
+class ReplayPoint:
     """Errors and costs of a replayed campaign after one round."""
 
     labels: int
@@ -187,7 +187,7 @@ class Bench:
         return float(np.median(above)) if len(above) else None
 
 
-def replay(bench: Bench, strategy: str, seed: int, budgets: Sequence[int]) -> Iterator[Point]:
+def replay(bench: Bench, strategy: str, seed: int, budgets: Sequence[int]) -> Iterator[ReplayPoint]:
     """Run one campaign and yield a point after each budget.
 
     Raises:
@@ -265,13 +265,15 @@ class _View:
         )
 
 
-def _point(bench: Bench, rows: IntArray, estimate: Estimate, test: npt.NDArray[np.bool_]) -> Point:
+def _point(
+    bench: Bench, rows: IntArray, estimate: Estimate, test: npt.NDArray[np.bool_]
+) -> ReplayPoint:
     samples = bench.samples
     values = samples.values[test]
     judged = samples.judged[test] & ~np.isnan(values)
     errors = 100.0 * np.abs(estimate.median[judged] / values[judged] - 1.0)
     spent = samples.values[rows]
-    return Point(
+    return ReplayPoint(
         labels=len(rows),
         mape=float(errors.mean()),
         median_ape=float(np.median(errors)),

@@ -22,7 +22,7 @@ import numpy as np
 import yaml
 from sqlalchemy import event
 
-from trappm.cluster.campaign.campaign import Campaign
+from trappm.cluster.campaign.campaign import CampaignRunner
 from trappm.cluster.campaign.ownership import this_process
 from trappm.cluster.campaign.progress import Follower
 from trappm.cluster.launch import order_stop
@@ -477,7 +477,7 @@ def campaign(store, workers, learner=None, campaign_id=None, clock=time.monotoni
     if campaign_id is None:
         record = store.campaigns.create("tiny", spec(**changes).model_dump(mode="json"), 7)
         campaign_id = record.id
-    made = Campaign(
+    made = CampaignRunner(
         store=owned(store, campaign_id),
         id=campaign_id,
         spec=CampaignSpec.of(store.campaigns.get(campaign_id)),

@@ -44,7 +44,7 @@ INTERRUPTED = "interrupted"
 
 
 @dataclass(frozen=True, kw_only=True)
-class CampaignRow:
+class CampaignSummary:
     """A campaign in the list of all campaigns."""
 
     id: str
@@ -214,12 +214,12 @@ class CampaignFacts:
         return values
 
 
-def campaign_rows(store: Store) -> list[CampaignRow]:
+def campaign_rows(store: Store) -> list[CampaignSummary]:
     """Return all campaigns, the latest first."""
     labels = store.campaigns.label_counts()
     return [
         record_of(
-            CampaignRow,
+            CampaignSummary,
             campaign,
             state=live_state(campaign),
             next_command=_next_command(campaign),

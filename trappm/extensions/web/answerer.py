@@ -20,7 +20,7 @@ from trappm.extensions.web.gate import ServingSettings
 from trappm.extensions.web.loaded_snapshots import LoadedSnapshots
 from trappm.extensions.web.metrics import Metrics
 from trappm.extensions.web.schemas import RooflineQuestion, ScalingQuestion, Settings
-from trappm.extensions.web.uploads import Model, ModelTracer, SingleFlight
+from trappm.extensions.web.uploads import ModelTracer, RequestedModel, SingleFlight
 from trappm.prediction.answer import answers
 from trappm.prediction.cost import prices_version
 from trappm.prediction.models import ModelKey, UntracedError, load_subject
@@ -70,7 +70,7 @@ class Answerer:
         self._kernels_thread = ThreadPoolExecutor(1, thread_name_prefix="trappm-kernels")
         self._tracer = ModelTracer(settings)
 
-    async def predict(self, settings: Settings, models: Sequence[Model]) -> list[Answer]:
+    async def predict(self, settings: Settings, models: Sequence[RequestedModel]) -> list[Answer]:
         """Return the answers for each model and, within it, for each device.
 
         Raises:
@@ -100,7 +100,7 @@ class Answerer:
         unable = Selection(Question(**settings.for_question()), snapshots).unable_devices()
         return [{"device": key, "reason": reason} for key, reason in unable.items()]
 
-    async def rooflines(self, request: RooflineQuestion, model: Model) -> bytes:
+    async def rooflines(self, request: RooflineQuestion, model: RequestedModel) -> bytes:
         """Return the JSON of `trappm roofline --json`: a list with one entry per device.
 
         Raises:
@@ -126,7 +126,7 @@ class Answerer:
             self._kernels_thread, model, settings, selection.question.phase, work
         )
 
-    async def scalings(self, request: ScalingQuestion, model: Model) -> bytes:
+    async def scalings(self, request: ScalingQuestion, model: RequestedModel) -> bytes:
         """Return the JSON of `trappm scale --json`.
 
         Raises:
@@ -161,7 +161,11 @@ class Answerer:
         self._tracer.close()
 
     async def _answers(
-        self, about: tuple[object, ...], selection: Selection, model: Model, devices: Sequence[str]
+        self,
+        about: tuple[object, ...],
+        selection: Selection,
+        model: RequestedModel,
+        devices: Sequence[str],
     ) -> list[Answer]:
         """Return the answers for one model; identical requests share one computation."""
         key = (*about, model.name, model.key)
@@ -190,7 +194,7 @@ class Answerer:
             self._known.popitem(last=False)
         return [answer for device in devices if (answer := by_device[device])]
 
-    async def _with_breakdown(self, answer: Answer, model: Model, depth: int) -> Answer:
+    async def _with_breakdown(self, answer: Answer, model: RequestedModel, depth: int) -> Answer:
         """Return an answer with its memory breakdown; trace the step unless it is cached."""
         prediction = answer.prediction
         if prediction.memory_mib is None:
@@ -220,7 +224,7 @@ class Answerer:
     async def _traced(
         self,
         thread: ThreadPoolExecutor,
-        model: Model,
+        model: RequestedModel,
         settings: Sequence[StepSettings],
         phase: Phase,
         work: Callable[[], Result],
@@ -241,7 +245,7 @@ class Answerer:
             ) from None
 
 
-def named_model(name: str, input_size: int | None) -> Model:
+def named_model(name: str, input_size: int | None) -> RequestedModel:
     """Return the model with a timm name.
 
     Raises:
@@ -252,10 +256,10 @@ def named_model(name: str, input_size: int | None) -> Model:
             f"{name!r} is not a timm name, and this server reads no files by path; upload the file "
             "as the field 'file' of a form (multipart/form-data)"
         )
-    return Model(name=name, key=ModelKey(name, input_size), input_size=input_size)
+    return RequestedModel(name=name, key=ModelKey(name, input_size), input_size=input_size)
 
 
-def _predicted(selection: Selection, model: Model, devices: Sequence[str]) -> list[Answer]:
+def _predicted(selection: Selection, model: RequestedModel, devices: Sequence[str]) -> list[Answer]:
     subject = load_subject(model.key)
     results = []
     for prediction in answers([(selection, subject, device) for device in devices]):

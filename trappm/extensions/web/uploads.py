@@ -47,7 +47,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
-class Model:
+class RequestedModel:
     """A named or uploaded model of a question."""
 
     name: str
@@ -88,11 +88,11 @@ class Upload:
             raise ModelFileError("the uploaded file is empty; send an ONNX file")
         self.digest = digest.hexdigest()
 
-    def model(self, name: str | None, input_size: int | None) -> Model:
+    def model(self, name: str | None, input_size: int | None) -> RequestedModel:
         """Return the model, named after the caller's file without folders and unsafe characters."""
         last = re.split(r"[/\\]", name or "")[-1]
         shown = re.sub(r"[^\w .+@()-]", "_", last)[:_MAX_NAME] or "model.onnx"
-        return Model(shown, file_key(self.digest, input_size), input_size, upload=self)
+        return RequestedModel(shown, file_key(self.digest, input_size), input_size, upload=self)
 
 
 class SingleFlight(Generic[Result]):
@@ -131,7 +131,9 @@ class ModelTracer:
         )
         self._in_flight: SingleFlight[None] = SingleFlight()
 
-    async def trace(self, model: Model, settings: Sequence[StepSettings], phase: Phase) -> None:
+    async def trace(
+        self, model: RequestedModel, settings: Sequence[StepSettings], phase: Phase
+    ) -> None:
         """Trace a model's steps in these settings; identical requests share one trace.
 
         Raises:
@@ -148,7 +150,7 @@ class ModelTracer:
         )
 
     async def trace_with_origins(
-        self, model: Model, settings: StepSettings, phase: Phase, batch_size: int
+        self, model: RequestedModel, settings: StepSettings, phase: Phase, batch_size: int
     ) -> Trace:
         """Trace one step with the origins of its tensors; raises as `trace`."""
 
@@ -158,7 +160,7 @@ class ModelTracer:
 
         return await self._run_in_thread(model.name, work)
 
-    def _outside(self, model: Model, until_s: float) -> OutsideTracer:
+    def _outside(self, model: RequestedModel, until_s: float) -> OutsideTracer:
         inner = (
             NameTracer(model.name, model.input_size)
             if model.path is None
