@@ -46,6 +46,7 @@ from trappm.cluster.campaign.ownership import runs
 from trappm.cluster.campaign.planner import PURPOSES, Planner, first_steps, pool_of
 from trappm.cluster.campaign.progress import round_line, seconds_to_go
 from trappm.cluster.campaign.sharing import Need, most_workers
+from trappm.cluster.learning.campaign_learner import CampaignLearner
 from trappm.cluster.messages import Finished, Worker
 from trappm.cluster.spec import CampaignBudget, CampaignSpec, runs_nothing
 from trappm.cluster.stop_rules import Stop, stop_by_target
@@ -550,7 +551,7 @@ class CampaignRunner:
                 )
         yield from self._trace("steps", self._planner.steps())
         began = self.clock()
-        yield from self._call("encoder", "set_pool", *self._planner.learner_pool())
+        yield from self._call("encoder", CampaignLearner.set_pool, *self._planner.learner_pool())
         self._knows = replace(self._knows, is_ready=True, training_s=self.clock() - began)
         self._tell(news=f"encoder: ready, {len(self._planner.pool)} configurations embedded")
 
@@ -581,19 +582,21 @@ class CampaignRunner:
             tasks.cancel()
             self._is_tracing = False
 
-    def _call(self, stage: str | None, method: str, *arguments: Any) -> Iterator[None]:
+    def _call(
+        self, stage: str | None, method: Callable[..., Any], *arguments: Any
+    ) -> Iterator[None]:
         """Call a method of the learner and wait for `self.learner.result`.
 
         Args:
             stage: Stage under which its progress is shown, if nothing is measured.
-            method: Name of the method.
+            method: The method.
             *arguments: Its arguments.
 
         Raises:
             LearnerError: It failed.
         """
         try:
-            self.learner.begin(method, *arguments)
+            self.learner.begin(method.__name__, *arguments)
             while not self.learner.wait(0.0 if self.workers.list_running() else JOB_POLL_S):
                 if stage is not None and not self.workers.list_running():
                     done, total = self.learner.progress()
@@ -609,7 +612,7 @@ class CampaignRunner:
             chosen = self._planner.draw(device, job.count)
         else:
             request = self._planner.request(device, number, job.count)
-            yield from self._call("choosing", "choose", request)
+            yield from self._call("choosing", CampaignLearner.choose, request)
             chosen = self._planner.chosen(device, self.learner.result, job.count)
         self.store.rounds.plan(self.id, number, PURPOSES[min(number, 2)], device, chosen)
         stacks = {known for known in self._adopted if known[0] == device}
@@ -629,7 +632,7 @@ class CampaignRunner:
                 self.note("stack", str(left_out))
         self._left_out = known.left_out
         ended, began = self._look().ended, self.clock()
-        yield from self._call("learning", "fit", known.labels)
+        yield from self._call("learning", CampaignLearner.fit, known.labels)
         report: TrainingReport = self.learner.result
         standing, source = self.store.campaigns.standing(self.id), self.spec.devices.source
         has_heads = source in report.devices
@@ -691,13 +694,15 @@ class CampaignRunner:
         self._tell(eta_s=None)
         pairs = history.compiled_pairs(self.store, self.id)
         to = self.spec.registry
-        yield from self._call("publishing", "publish", self.snapshots, fields, pairs, to)
+        yield from self._call(
+            "publishing", CampaignLearner.publish, self.snapshots, fields, pairs, to
+        )
         snapshot, notes = self.learner.result
         for note in notes:
             self.note("published", note)
         self._seen = None
         self._look()  # the last moment for an order
-        yield from self._call("publishing", "promote", to or self.snapshots, snapshot)
+        yield from self._call("publishing", CampaignLearner.promote, to or self.snapshots, snapshot)
         self._tell(news=self.learner.result)
         self._finish(f"snapshot {snapshot}{f' in {to}' if to else ''}", snapshot)
 
