@@ -22,7 +22,7 @@ import numpy as np
 from research.held_out import Array, robust_line
 from trappm.learner.interface import Estimate, Model, Targets, Workload
 from trappm.learner.paper.graphs import Scaler, log_static_features
-from trappm.learner.paper.regressor import MIN_LABELS, labelled
+from trappm.learner.paper.regressor import MIN_LABELS, select_labelled
 from trappm.learner.physics.prior import Prior
 from trappm.profiler.errors import InputError
 
@@ -53,7 +53,7 @@ class TabularEstimator:
         """Fit as `learner.interface.Estimator`; raises InputError if a start is given."""
         if start is not None:
             raise InputError(f"{self.name} cannot start from the weights of another device")
-        rows, logs = labelled(workloads, targets)
+        rows, logs = select_labelled(workloads, targets)
         chosen = [workloads[i] for i in rows]
         features = log_static_features(chosen)
         scaler = Scaler.fit(features)
@@ -171,7 +171,7 @@ class FakeTensor:
         Raises:
             InputError: There are too few labels, or a workload has no estimate.
         """
-        rows, logs = labelled(workloads, targets)
+        rows, logs = select_labelled(workloads, targets)
         estimates = _column(self.estimates_mib, [workloads[i] for i in rows])
         offset, factor = robust_line(estimates, np.exp(logs), FLOOR)
         return FittedBaseline(

@@ -9,7 +9,7 @@ from workload_samples import one_layer
 
 from research.evaluation.benchmark import (
     BenchmarkPlan,
-    Source,
+    SourceDevice,
     SplitKind,
     run_plan,
     score,
@@ -116,7 +116,7 @@ def test_training_excludes_held_out_rows_and_draws_are_nested():
 def test_start_is_evaluated_in_addition_to_from_scratch():
     estimator, other = Memory(), Memory()
     estimator.least_labels = 3
-    source = Source(samples(), {"memory": other})
+    source = SourceDevice(samples(), {"memory": other})
     plan = BenchmarkPlan(
         splits=[SplitKind.ARCHITECTURES], seeds=[1], label_counts=[0, 4], source=source
     )
@@ -132,7 +132,7 @@ def test_start_is_evaluated_in_addition_to_from_scratch():
 def test_start_has_not_seen_held_out_architectures_on_the_other_device(kind):
     estimator, other = Memory(), Memory()
     here, there = samples(), samples()
-    plan = BenchmarkPlan(splits=[kind], seeds=[1, 2], source=Source(there, {"memory": other}))
+    plan = BenchmarkPlan(splits=[kind], seeds=[1, 2], source=SourceDevice(there, {"memory": other}))
     runs = [run for run in run_plan(here, [estimator], plan) if run.transferred]
     assert len(other.fits) == len(runs)
     for run, seen in zip(runs, other.fits, strict=True):
@@ -143,7 +143,7 @@ def test_start_has_not_seen_held_out_architectures_on_the_other_device(kind):
 def test_start_of_a_split_by_configuration_has_not_seen_held_out_configurations():
     estimator, other = Memory(), Memory()
     here, there = samples(), samples()
-    source = Source(there, {"memory": other})
+    source = SourceDevice(there, {"memory": other})
     plan = BenchmarkPlan(splits=[SplitKind.CONFIGURATIONS], seeds=[1], source=source)
     run = list(run_plan(here, [estimator], plan))[-1]
     (seen,) = other.fits
@@ -156,7 +156,9 @@ def test_labels_of_held_out_architectures_alone_are_no_start():
     (split,) = splits_of(here, SplitKind.ARCHITECTURES, [1])
     rows = np.flatnonzero(split.test)
     there = bench_samples([here.configurations[i] for i in rows], here.at(rows))
-    plan = BenchmarkPlan(splits=[split.kind], seeds=[1], source=Source(there, {"memory": Memory()}))
+    plan = BenchmarkPlan(
+        splits=[split.kind], seeds=[1], source=SourceDevice(there, {"memory": Memory()})
+    )
     with pytest.raises(InputError, match="all labels of the other device are held out"):
         list(run_plan(here, [Memory()], plan))
 

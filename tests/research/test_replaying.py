@@ -11,8 +11,8 @@ from research.__main__ import main as run
 from research.peers.baselines import PriorAlone
 from research.replay import command
 from research.replay.command import (
-    BenchmarkPlan,
     Job,
+    ReplayPlan,
     jackknife_error,
     print_summary,
     seconds_to_same_error,
@@ -134,7 +134,7 @@ def test_invalid_replays_are_rejected(samples):
 def plan(tmp_path):
     labels = tmp_path / "labels.csv"
     labels.write_text("made up")
-    return BenchmarkPlan(
+    return ReplayPlan(
         labels=labels, metric="step_time_ms", strategies=("random", "ours"), seeds=range(6),
         budgets=(20, 40, 80),
     )  # fmt: skip

@@ -22,7 +22,7 @@ from trappm.reports.campaign_report import (
     print_status,
     sparkline,
 )
-from trappm.store.schema import CampaignSummary
+from trappm.store.schema import CampaignRow
 
 
 class BusyWorkers(FakeWorkers):
@@ -138,7 +138,7 @@ def test_an_interrupted_campaign_is_shown_with_the_command_to_resume_it(store, c
     run = campaign(store, FakeWorkers())  # begun, with this process for its owner
     assert campaign_rows(store)[0].state == "running"
     with store.database.writing() as session:
-        row = session.get(CampaignSummary, run.id)
+        row = session.get(CampaignRow, run.id)
         row.owner_seen_at = "2026-01-01T00:00:00+00:00"
     rows = campaign_rows(store)
     assert (rows[0].state, campaign_facts(store, run.id).state) == ("interrupted",) * 2
