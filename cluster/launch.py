@@ -11,21 +11,21 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from trappm.cluster.campaign.history import rule_held
+from trappm.cluster.campaign.history import find_stop
 from trappm.cluster.campaign.ownership import STOP_S, begin, runs
-from trappm.cluster.campaign.planner import check_budget, check_stop, pool_of, without_refused
+from trappm.cluster.campaign.planner import check_budget, check_stop, drop_refused, pool_of
 from trappm.cluster.campaign.progress import Follower, Progress, follow
 from trappm.cluster.ray_runtime import (
     ACCELERATOR_LABEL,
     CAMPAIGN_ACTOR,
-    gpus_known_to,
-    here,
     last_line,
+    list_gpus,
     ray_runtime,
     require_nodes,
+    this_node_options,
 )
 from trappm.cluster.spec import ANY_GPU, CampaignSpec, runs_nothing
-from trappm.cluster.stop_rules import StopRules, deadline_passed
+from trappm.cluster.stop_rules import StopRules, stop_by_deadline
 from trappm.profiler.devices import meant_device, open_device
 from trappm.profiler.errors import CampaignError, InputError, TrappmError
 from trappm.profiler.records import Outcome
@@ -78,7 +78,7 @@ def start_or_continue(store: Store, spec: CampaignSpec) -> tuple[CampaignRecord,
     Raises:
         InputError: A new campaign would end at once, as its deadline has passed.
     """
-    over = deadline_passed(spec.stop or StopRules(), datetime.datetime.now(datetime.UTC))
+    over = stop_by_deadline(spec.stop or StopRules(), datetime.datetime.now(datetime.UTC))
     campaign = store.campaigns.start_or_continue(
         spec.name, spec.model_dump(mode="json"), may_create=over is None
     )
@@ -100,7 +100,7 @@ def spec_faults(store: Store, spec: CampaignSpec, address: str | None) -> Iterat
         *(partial(_check_device, device, address) for device in devices),
         partial(_check_learner_device, spec.learner_device, address),
         partial(check_stop, spec),
-        lambda: check_budget(spec, without_refused(pool_of(spec, store), store)),
+        lambda: check_budget(spec, drop_refused(pool_of(spec, store), store)),
         *(partial(_check_canary, spec, device) for device in devices),
     ]
     for check in checks:
@@ -118,7 +118,7 @@ def _check_device(device: str, address: str | None) -> None:
     """
     if address is None or runs_nothing(device):
         open_device(device)
-    elif meant_device(device) and (meant := meant_device(device, gpus_known_to(address))):
+    elif meant_device(device) and (meant := meant_device(device, list_gpus(address))):
         raise InputError(
             f"no device {device!r}; did you mean {meant!r}? If it is a GPU of its own, first "
             f"start a node with the label {ACCELERATOR_LABEL}={device.upper()}"
@@ -141,7 +141,7 @@ def _check_canary(spec: CampaignSpec, device: str) -> None:
 
 def plan_lines(spec: CampaignSpec, store: Store) -> list[str]:
     """Return what a campaign of this file would run, for people."""
-    pool = without_refused(pool_of(spec, store), store)
+    pool = drop_refused(pool_of(spec, store), store)
     held_out = check_budget(spec, pool)
     lines = [
         f"campaign {spec.name}: {spec.total} measurements with protocol "
@@ -216,7 +216,7 @@ def order_retry(
             known = ", ".join([*(str(o) for o in Outcome if o is not Outcome.OK), LOST])
             raise InputError(f"Unknown outcome {outcome!r}. Expected one of: {known}")
     campaign = store.campaigns.get(campaign_id)
-    held = rule_held(store, campaign.id)
+    held = find_stop(store, campaign.id)
     if held is not None:
         raise InputError(
             f"campaign {campaign.id} was ended by its stop rule ({held.rule}: {held.reason}), and "
@@ -245,7 +245,7 @@ def run_campaign(
     Raises:
         CampaignError: It runs elsewhere, or cannot continue; nothing recorded is lost.
     """
-    with opened_first(home) as store, _sigterm_as_interrupt():
+    with open_store(home) as store, _sigterm_as_interrupt():
         if address is None:
             begin(store, campaign_id, lambda stage: watch(Progress(Activity(stage=stage))))
         follower = Follower(store, campaign_id)
@@ -256,7 +256,7 @@ def run_campaign(
             )
 
 
-def opened_first(home: Home) -> Store:
+def open_store(home: Home) -> Store:
     """Open the store for a command that begins; wait while the database is away.
 
     Raises:
@@ -295,7 +295,7 @@ def _start(
 
     access = StoreAccess.of(home)
     is_detached, is_bound = address is not None, access.url.startswith("sqlite")
-    options = {**here(or_elsewhere=not is_bound), "max_concurrency": 4}
+    options = {**this_node_options(soft=not is_bound), "max_concurrency": 4}
     if not is_detached:
         require_nodes(spec.devices.keys)  # a cluster may still scale up; this machine will not
     else:
@@ -355,7 +355,7 @@ def _follow(
     Raises:
         CampaignError: It failed, or its process is gone.
     """
-    campaign_id, ended, stopping = follower.id, actor.ended.remote(), False
+    campaign_id, ended, stopping = follower.id, actor.wait_for_end.remote(), False
     check = partial(_check, ended, campaign_id, is_detached=is_detached)
     while True:
         try:

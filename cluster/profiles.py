@@ -19,7 +19,7 @@ from trappm.cluster.ray_runtime import (
     first_line,
     last_line,
     nodes_at,
-    off_measuring_nodes,
+    tracing_options,
 )
 from trappm.profiler.errors import (
     CampaignError,
@@ -98,7 +98,7 @@ def trace_of(key: TraceKey) -> Traced:
     from trappm.profiler.trace import trace
 
     try:
-        with limited_cpu_time():
+        with limit_cpu_time():
             assert key.input_size is not None  # noqa: S101  (of names)
             return Traced(key, trace(key.model, key.input_size, key.settings, key.phase))
     except TooLongError as error:
@@ -114,7 +114,7 @@ class TooLongError(BaseException):
 
 
 @contextlib.contextmanager
-def limited_cpu_time() -> Iterator[None]:
+def limit_cpu_time() -> Iterator[None]:
     """Raise TooLongError in the block after `CPU_LIMIT_S` of CPU time."""
 
     def abandon(_signal: int, _frame: FrameType | None) -> None:
@@ -152,7 +152,7 @@ class TraceTasks:
         self._off_devices = off_devices
         self._refused = set[str]()
         """Ids of nodes that cannot trace."""
-        self._task = self._made_task()
+        self._task = self._make_task()
         self._waiting, self._at_once = deque(keys), at_once
         self._running = dict[Any, TraceKey]()
         self._losses = Counter[TraceKey]()
@@ -184,10 +184,10 @@ class TraceTasks:
         while self._running:
             yield from self.take(POLL_S)
 
-    def _made_task(self) -> Any:
+    def _make_task(self) -> Any:
         import ray
 
-        place = off_measuring_nodes(self._off_devices, self._refused)
+        place = tracing_options(self._off_devices, self._refused)
         return ray.remote(num_cpus=1, max_retries=0, **place)(_with_same_code)
 
     def _begin(self) -> None:
@@ -232,7 +232,7 @@ class TraceTasks:
         self._refused.update(node_ids)
         if not can_run_elsewhere(self._refused):
             raise CampaignError(f"no node can trace: {why}")
-        self._task = self._made_task()
+        self._task = self._make_task()
 
 
 class _RefusedNode(NamedTuple):

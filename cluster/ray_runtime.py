@@ -113,22 +113,22 @@ def placement(device: str) -> Placement:
     return Placement({ACCELERATOR_LABEL: ray_labels(key.member)}, gpus=key.ranks)
 
 
-def here(*, or_elsewhere: bool = False) -> dict[str, Any]:
+def this_node_options(*, soft: bool = False) -> dict[str, Any]:
     """Return Ray options that put an actor on the caller's node."""
-    return on_node(_this_node(), or_elsewhere=or_elsewhere)
+    return node_options(_this_node(), soft=soft)
 
 
-def on_node(node_id: str, *, or_elsewhere: bool = False) -> dict[str, Any]:
+def node_options(node_id: str, *, soft: bool = False) -> dict[str, Any]:
     """Return Ray options that put an actor or a task on a node, even if it is busy.
 
-    Once the node is gone it fails, or is started `or_elsewhere`. With a label selector it would
+    Once the node is gone it fails, or starts elsewhere if `soft`. With a label selector it would
     wait forever, and `ray status` would show its demand.
     """
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    strategy = NodeAffinitySchedulingStrategy(node_id, soft=or_elsewhere)
+    strategy = NodeAffinitySchedulingStrategy(node_id, soft=soft)
     num_cpus = 0.0
-    if or_elsewhere and any(n["NodeID"] == node_id and n["Resources"].get("CPU") for n in _nodes()):
+    if soft and any(n["NodeID"] == node_id and n["Resources"].get("CPU") for n in _nodes()):
         num_cpus = _CORE_SHARE  # an actor that needs nothing may start on a random node
     return {"num_cpus": num_cpus, "scheduling_strategy": strategy}
 
@@ -141,7 +141,7 @@ def learner_options(device: str | None, memory_bytes: int) -> dict[str, Any]:
         memory_bytes: Memory that it needs; it requests no more than such a node offers.
     """
     if device is None:
-        nodes, options = [n for n in _nodes() if n["NodeID"] == _this_node()], here()
+        nodes, options = [n for n in _nodes() if n["NodeID"] == _this_node()], this_node_options()
     else:
         place = Placement({}, gpus=1) if device == ANY_GPU else placement(device)
         nodes, options = [n for n in _nodes() if place.room([n])], place.options
@@ -149,7 +149,7 @@ def learner_options(device: str | None, memory_bytes: int) -> dict[str, Any]:
     return {**options, "memory": min(memory_bytes, max(offers, default=memory_bytes))}
 
 
-def off_measuring_nodes(devices: Sequence[str], refused: Collection[str] = ()) -> dict[str, Any]:
+def tracing_options(devices: Sequence[str], refused: Collection[str] = ()) -> dict[str, Any]:
     """Return Ray options that keep a task of one core off nodes with these devices, if it can.
 
     It would disturb measurements there, and make an autoscaler start a GPU node. Nodes that join
@@ -160,7 +160,9 @@ def off_measuring_nodes(devices: Sequence[str], refused: Collection[str] = ()) -
         refused: Ids of nodes that cannot run the task.
     """
     anywhere = {NODE_LABEL: f"!in({','.join(sorted(refused))})"} if refused else {}
-    elsewhere = {name: f"!in({','.join(values)})" for name, values in _measuring(devices).items()}
+    elsewhere = {
+        name: f"!in({','.join(values)})" for name, values in _measuring_labels(devices).items()
+    }
     if not elsewhere:
         return {"label_selector": anywhere} if anywhere else {}
     return {
@@ -181,7 +183,7 @@ def can_run_elsewhere(refused: Collection[str]) -> bool:
 
 def has_other_nodes(devices: Sequence[str]) -> bool:
     """Return whether there is a node with a core and without these devices."""
-    measuring = _measuring(devices)
+    measuring = _measuring_labels(devices)
     return any(
         node["Resources"].get("CPU", 0) >= 1
         and not any(node.get("Labels", {}).get(n) in values for n, values in measuring.items())
@@ -189,7 +191,7 @@ def has_other_nodes(devices: Sequence[str]) -> bool:
     )
 
 
-def _measuring(devices: Sequence[str]) -> dict[str, list[str]]:
+def _measuring_labels(devices: Sequence[str]) -> dict[str, list[str]]:
     """Return the label values of nodes that measure, by label; without devices, all of GPUs."""
     values = defaultdict[str, set[str]](set)
     for place in map(placement, devices):
@@ -246,7 +248,7 @@ def require_nodes(devices: tuple[str, ...]) -> None:
         )
 
 
-def gpus_known_to(address: str) -> set[str]:
+def list_gpus(address: str) -> set[str]:
     """Return keys of the GPUs that a cluster's nodes have, and of all that Ray knows by name.
 
     Raises:
@@ -268,7 +270,7 @@ def ray_runtime(address: str | None) -> Iterator[None]:
         CampaignError: Ray cannot be started or reached.
     """
     _set_environment(is_private=address is None)
-    with _held_interrupts():
+    with _hold_interrupts():
         import ray
 
     options: dict[str, Any] = {
@@ -298,7 +300,7 @@ def ray_runtime(address: str | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _held_interrupts() -> Iterator[None]:
+def _hold_interrupts() -> Iterator[None]:
     """Let a Ctrl-C in the block interrupt at its end.
 
     Compiled modules print an interruption of their import and go on, so it would be lost.

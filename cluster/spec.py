@@ -51,7 +51,7 @@ def runs_nothing(device: str) -> bool:
     return device.startswith(("simulated:", "replay:"))
 
 
-class _Part(BaseModel):
+class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
@@ -74,7 +74,7 @@ DeviceKey = Annotated[str, Field(min_length=1, max_length=64)]
 """A key of `profiler.devices`, such as `a100`, `simulated:a100` or `replay:FILE`."""
 
 
-class Devices(_Part):
+class Devices(_Section):
     """Devices to measure: a source and, if transfer is wanted, a target."""
 
     source: DeviceKey
@@ -87,7 +87,7 @@ class Devices(_Part):
         return (self.source,) if self.target is None else (self.source, self.target)
 
 
-class Share(_Part):
+class Share(_Section):
     """A number of configurations to measure on each of the two devices."""
 
     source: int = Field(ge=0, le=1_000_000)
@@ -99,7 +99,7 @@ class Share(_Part):
         return self.source if device == devices.source else self.target
 
 
-class Workers(_Part):
+class Workers(_Section):
     """The most workers that the campaign has at once on each device."""
 
     source: int = Field(default=16, ge=1, le=10_000)

@@ -93,7 +93,7 @@ class CampaignEnd(Stop):
     """Time at which it will hold, in UTC."""
 
 
-def target_reached(
+def stop_by_target(
     rules: StopRules, evaluation: Sequence[Judgement], devices: Sequence[str]
 ) -> Stop | None:
     """Return a stop if all targets are reached on all devices with the wanted confidence."""
@@ -132,7 +132,7 @@ def upper_bound(judged: Sequence[Judgement], confidence: float) -> float:
     return float(np.exp(min(bound, 50.0)))
 
 
-def deadline_passed(rules: StopRules, now: datetime.datetime) -> Stop | None:
+def stop_by_deadline(rules: StopRules, now: datetime.datetime) -> Stop | None:
     """Return a stop if the deadline has passed."""
     if rules.ends_at is None or now < rules.ends_at:
         return None

@@ -269,7 +269,7 @@ def fit_process(
     points = coordinates.apply(features)
     bounds = np.full(len(values), np.nan) if bounds is None else bounds
     errors = np.zeros(len(values)) if label_errors is None else label_errors / unit
-    labels = _Labels(values / unit, bounds / unit, errors, MIN_NOISE / unit)
+    labels = _ScaledLabels(values / unit, bounds / unit, errors, MIN_NOISE / unit)
     rows = np.sort(generator.permutation(known)[:TUNING_ROWS])
     covariance = _choose(points[rows], labels.at(rows), folds[rows], coordinates.groups)
     chosen = np.sort(generator.permutation(len(values))[:LANDMARKS])
@@ -305,7 +305,7 @@ def _factor(matrix: Array) -> Array:
     return np.asarray(factor, dtype=np.float64)
 
 
-def _solved(factor: npt.NDArray[Any], right: Array) -> Array:
+def _solve(factor: npt.NDArray[Any], right: Array) -> Array:
     """Return X with `factor @ X = right` for a lower triangular factor (m, m) and (m, n).
 
     Not by scipy, whose import takes a tenth of the time of a prediction.
@@ -325,11 +325,11 @@ def _features(
 ) -> Array:
     """Return phi of points (n, c): (n, m)."""
     cross = covariance.between(landmarks.astype(np.float64), points, groups)
-    return _solved(factor, cross).T
+    return _solve(factor, cross).T
 
 
 @dataclass(frozen=True, eq=False)
-class _Labels:
+class _ScaledLabels:
     """Labels in units of their robust deviation."""
 
     values: Array
@@ -340,7 +340,7 @@ class _Labels:
     """Standard errors of the values (n)."""
     least_noise: float
 
-    def at(self, rows: npt.NDArray[Any]) -> _Labels:
+    def at(self, rows: npt.NDArray[Any]) -> _ScaledLabels:
         return replace(
             self, values=self.values[rows], bounds=self.bounds[rows], errors=self.errors[rows]
         )
@@ -357,7 +357,7 @@ class _Posterior:
     noise: float
 
 
-def _posterior(phi: Array, labels: _Labels, noise: float, iterations: int) -> _Posterior:
+def _posterior(phi: Array, labels: _ScaledLabels, noise: float, iterations: int) -> _Posterior:
     """Return the posterior of w, with Student-t noise by reweighting from the scale `noise`.
 
     Not `map_fit`: expected squares have the posterior variance of w, which it does not compute.
@@ -374,7 +374,7 @@ def _posterior(phi: Array, labels: _Labels, noise: float, iterations: int) -> _P
         for rows in chunks:
             weighted = phi[rows] * np.sqrt(weight[rows])[:, None]
             a = a + weighted.T @ weighted
-        root = _solved(np.linalg.cholesky(a), np.eye(len(a)))
+        root = _solve(np.linalg.cholesky(a), np.eye(len(a)))
         mean: Array = root.T @ (root @ (phi.T @ (weight * targets)))
         fitted = phi @ mean
         # The expected square of an error includes the variance of the fitted value.
@@ -382,12 +382,12 @@ def _posterior(phi: Array, labels: _Labels, noise: float, iterations: int) -> _P
         squares = (targets - fitted) ** 2 + np.concatenate(unsure)
         # A label's own error is no noise of the process.
         squares = squares / (1.0 + precision * labels.errors**2)
-        noise = _updated_scale(squares[known], noise, labels.least_noise)
+        noise = _update_scale(squares[known], noise, labels.least_noise)
         precision = precisions(squares, noise)
     return _Posterior(mean, root, noise)
 
 
-def _updated_scale(squares: Array, scale: float, least: float) -> float:
+def _update_scale(squares: Array, scale: float, least: float) -> float:
     """Return the next scale of Student-t noise, from expected squared errors (n)."""
     weights = precisions(squares, scale) * scale**2
     total = float((weights * squares).sum()) + PSEUDO_LABELS * scale**2
@@ -411,7 +411,7 @@ def _tobit(bounds: Array, means: Array, noise: float) -> tuple[Array, Array]:
 
 
 def _out_of_fold(
-    phi: Array, labels: _Labels, folds: IntArray, noise: float, missed: Array, iterations: int
+    phi: Array, labels: _ScaledLabels, folds: IntArray, noise: float, missed: Array, iterations: int
 ) -> tuple[FoldPredictions, Array]:
     """Predict each fold without it; return the predictions and the noise scale of each label (n).
 
@@ -426,7 +426,9 @@ def _out_of_fold(
     return FoldPredictions(mean, deviation), scale
 
 
-def _choose(points: Array, labels: _Labels, folds: IntArray, groups: Sequence[int]) -> Covariance:
+def _choose(
+    points: Array, labels: _ScaledLabels, folds: IntArray, groups: Sequence[int]
+) -> Covariance:
     """Return the covariance with the most probable out-of-fold predictions of known labels (n)."""
 
     def loss(at: Covariance) -> float:

@@ -48,7 +48,7 @@ _MAX_RESULTS = 4096
 """Largest number of cached results per object: a server runs for long."""
 
 
-def cached_with_first(
+def cache_on_first(
     function: Callable[Concatenate[Any, _P], _T],
 ) -> Callable[Concatenate[Any, _P], _T]:
     """Cache results as long as the first argument lives: fits need the same ones many times."""
@@ -229,7 +229,7 @@ class Estimate:
     """Part of `log_std` that more labels can remove."""
     outside: BoolArray | None = None
     """True if the workload lies outside the training distribution."""
-    labels_end: Array | None = None
+    extrapolated_from: Array | None = None
     """Smallest or largest label if the median lies far beyond it, else NaN."""
 
     def without(self, excess: float) -> Self:
@@ -258,7 +258,9 @@ class Estimate:
             log_quantiles=quantiles,
             log_std=scaled(self.log_std),
             log_std_of_mean=scaled(self.log_std_of_mean),
-            labels_end=None if self.labels_end is None else self.labels_end - excess,
+            extrapolated_from=None
+            if self.extrapolated_from is None
+            else self.extrapolated_from - excess,
         )
 
 
@@ -297,7 +299,7 @@ class _HasTensors(Protocol):
     def tensors(self) -> dict[str, Tensor]: ...
 
 
-def joined_tensors(parts: Mapping[str, _HasTensors | None]) -> dict[str, Tensor]:
+def join_tensors(parts: Mapping[str, _HasTensors | None]) -> dict[str, Tensor]:
     """Return the tensors of all parts by `part.name`."""
     return {
         f"{part}.{name}": tensor
@@ -328,7 +330,7 @@ class Predictions:
     """Deviation of log(value) that more labels can remove."""
     outside: BoolArray
     """True if the workload lies outside the training distribution."""
-    labels_end: Array
+    extrapolated_from: Array
     """Least or largest label, where the median is far beyond it; NaN elsewhere."""
 
     def with_intervals(self, metric: str, intervals: Mapping[int, Sequence[float]]) -> Self:
@@ -357,7 +359,7 @@ class Predictions:
 
     def beyond_labels(self, row: int) -> dict[str, float]:
         """Return the nearest label for each metric of a workload far beyond all labels."""
-        ends = zip(self.metrics, self.labels_end[row].tolist(), strict=True)
+        ends = zip(self.metrics, self.extrapolated_from[row].tolist(), strict=True)
         return {metric: end for metric, end in ends if not np.isnan(end)}
 
 
@@ -377,7 +379,7 @@ def predictions_of(metrics: tuple[str, ...], estimates: Sequence[Estimate], n: i
         log_std=column("log_std"),
         disagreement=column("log_std_of_mean"),
         outside=column("outside", kind=bool),
-        labels_end=column("labels_end", np.nan),
+        extrapolated_from=column("extrapolated_from", np.nan),
     )
 
 

@@ -21,7 +21,7 @@ from trappm.learner.gaussian_process import (
     GaussianProcess,
     fit_process,
 )
-from trappm.learner.interface import Array, IntArray, joined_tensors, with_prefix
+from trappm.learner.interface import Array, IntArray, join_tensors, with_prefix
 from trappm.learner.stats.folds import grouped_folds
 from trappm.learner.stats.student_t import robust_deviation
 from trappm.profiler.errors import InputError
@@ -68,7 +68,7 @@ class Residual:
 
     def tensors(self) -> dict[str, Tensor]:
         numbers = torch.tensor([self.width, self.noise, self.weight], dtype=torch.float64)
-        return {"residual": numbers, **joined_tensors({"process": self.process})}
+        return {"residual": numbers, **join_tensors({"process": self.process})}
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:

@@ -115,7 +115,7 @@ def unpack(data: bytes) -> dict[str, npt.NDArray[Any]]:
 
 
 @contextmanager
-def reading_profile(what: str) -> Iterator[None]:
+def report_damage(what: str) -> Iterator[None]:
     """Turn the many errors of damaged bytes into a TrappmError that names the kind of profile."""
     try:
         yield
@@ -131,7 +131,7 @@ _BESIDE = ("-journal", "-wal", "-shm")
 
 
 @contextmanager
-def made_whole(path: Path, *, replace: bool) -> Iterator[Path]:
+def write_atomically(path: Path, *, replace: bool) -> Iterator[Path]:
     """Yield a new file to write into, which is renamed to `path` at the end without errors.
 
     Args:

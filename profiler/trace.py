@@ -156,7 +156,7 @@ class _Step:
             why: TrappmError = UnsupportedModelError(at_all.refusal or "")
         except TrappmError as error:
             if batch_size is None:
-                raise self._named(error) from error
+                raise self._with_name(error) from error
             at_all, why = None, error
         try:
             at_one = self._alone(settings, batch_size)
@@ -197,7 +197,7 @@ class _Step:
             return at_one
         return at_one if at_all.allocations is None else at_all
 
-    def _named(self, error: TrappmError) -> TrappmError:
+    def _with_name(self, error: TrappmError) -> TrappmError:
         """Return the error with the model's name, if the reason is the model."""
         if not isinstance(error, UnsupportedModelError):
             return error

@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trappm.profiler.errors import TrappmError
-from trappm.profiler.files import made_whole, pack, reading_profile, unpack
+from trappm.profiler.files import pack, report_damage, unpack, write_atomically
 from trappm.profiler.host.environment import library_versions, uses_fused_attention
 from trappm.profiler.models.known_names import content_of
 from trappm.profiler.records import (
@@ -382,7 +382,7 @@ class Trace:
         Raises:
             TrappmError: The bytes are damaged.
         """
-        with reading_profile("trace"):
+        with report_damage("trace"):
             arrays = unpack(data)
             rest = json.loads(arrays["rest"].tobytes())
             allocations = kernels = None
@@ -512,7 +512,7 @@ class TraceFolder(TraceCache):
     def put(self, key: TraceKey, made: Trace | Refusal) -> None:
         with contextlib.suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
-            with made_whole(self._path(key), replace=True) as part:
+            with write_atomically(self._path(key), replace=True) as part:
                 part.write_bytes(entry_to_bytes(made))
             self._shrink()
 

@@ -91,7 +91,7 @@ def _stop(*_: object) -> None:
 
 
 @dataclass(frozen=True)
-class Sheet:
+class PublishedSheet:
     """A published sheet and the tools that predict its rows."""
 
     read: Callable[[Path], pd.DataFrame]
@@ -101,7 +101,7 @@ class Sheet:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ToolOutcome:
     """Prediction of one quantity of a row by one tool, or its failure."""
 
     quantity: str
@@ -113,7 +113,7 @@ class Outcome:
     failure: str
 
 
-def outcomes(sheet: Sheet, rows: pd.DataFrame) -> Iterable[Outcome]:
+def outcomes(sheet: PublishedSheet, rows: pd.DataFrame) -> Iterable[ToolOutcome]:
     """Run every tool of a sheet on every row."""
     for tool in sheet.tools:
         for number, row in enumerate(rows.itertuples(index=False)):
@@ -128,7 +128,9 @@ def outcomes(sheet: Sheet, rows: pd.DataFrame) -> Iterable[Outcome]:
                 measured, figure = float(getattr(row, column)), figures.get(quantity, Figure())
                 if not math.isnan(measured):
                     reason = failure if math.isnan(figure.value) else ""
-                    yield Outcome(quantity, tool.name, number, measured, figure, seconds, reason)
+                    yield ToolOutcome(
+                        quantity, tool.name, number, measured, figure, seconds, reason
+                    )
 
 
 def line_error(predicted: Array, measured: Array) -> float:
@@ -145,7 +147,7 @@ def line_error(predicted: Array, measured: Array) -> float:
     return float(100 * errors.mean())
 
 
-def summary(found: Iterable[Outcome]) -> pd.DataFrame:
+def summary(found: Iterable[ToolOutcome]) -> pd.DataFrame:
     """Return coverage, errors in percent, seconds and failures by quantity and tool.
 
     `common %` and `line %` are mean errors on the rows that every tool with a prediction
@@ -257,8 +259,8 @@ def generation_ours(row: Any) -> Figures:
 
 
 NO_PACKAGE = "not on PyPI, and published predictions are of B200s only"
-SHEETS: Mapping[str, Sheet] = {
-    "neusight": Sheet(
+SHEETS: Mapping[str, PublishedSheet] = {
+    "neusight": PublishedSheet(
         read_neusight,
         {INFER: "infer", STEP: "train"},
         [
@@ -272,7 +274,7 @@ SHEETS: Mapping[str, Sheet] = {
             ),
         ],
     ),
-    "simumax": Sheet(
+    "simumax": PublishedSheet(
         lambda data: pd.read_csv(data / "new" / "simumax_b200_training.csv.gz"),
         {STEP: "real_ms", TENSORS: "real_alloc_gib"},
         [
@@ -281,7 +283,7 @@ SHEETS: Mapping[str, Sheet] = {
             Tool("llm-analysis", lambda row: llm_analysis(simumax_run(row)), "llm_analysis"),
         ],
     ),
-    "bigscience": Sheet(
+    "bigscience": PublishedSheet(
         read_bigscience,
         {name: card for card, name in MEMORY.items()},
         [
@@ -290,7 +292,7 @@ SHEETS: Mapping[str, Sheet] = {
             Tool("SimuMax", NO_PACKAGE),
         ],
     ),
-    "timm": Sheet(
+    "timm": PublishedSheet(
         read_timm,
         {MIB: "max_gpu_memory_mib"},
         [
@@ -300,7 +302,7 @@ SHEETS: Mapping[str, Sheet] = {
             Tool("FakeTensor", published({MIB: "faketensor_mib"})),
         ],
     ),
-    "generation": Sheet(
+    "generation": PublishedSheet(
         read_generation,
         {PROMPT: "prompt_ms", TOKEN: "ms_per_token"},
         [

@@ -31,7 +31,7 @@ from sqlalchemy.orm import Session
 
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Outcome, Provenance
-from trappm.store.campaigns import add_event, event_of_call, existing
+from trappm.store.campaigns import add_event, event_of_call, get_campaign_row
 from trappm.store.records import (
     Assignment,
     AssignmentState,
@@ -70,7 +70,7 @@ _WHOLE: Select[*tuple[Any, ...]] = select(
 """Assignments with the columns that `_assignment_of` needs."""
 
 
-def locked(session: Session, assignment_ids: Iterable[str]) -> dict[str, Assignment]:
+def lock_rows(session: Session, assignment_ids: Iterable[str]) -> dict[str, Assignment]:
     """Return the existing assignments of these ids, locked until the transaction ends."""
     ids = sorted(set(assignment_ids))
     if not ids:
@@ -183,12 +183,12 @@ class Assignments(Repository):
     @writing
     def lose(self, session: Session, assignment_id: str, reason: str) -> Assignment:
         """Take an assignment back from a worker that was lost, if it is leased, and return it."""
-        assignment = locked(session, [assignment_id])[assignment_id]
+        assignment = lock_rows(session, [assignment_id])[assignment_id]
         if assignment.state is not AssignmentState.LEASED:
             return assignment
         lost = {"message": f"{assignment.configuration}: {reason}", "id": assignment.id}
         add_event(session, assignment.campaign_id, "lost", lost)
-        after = assignment.lost()
+        after = assignment.with_loss()
         write(session, [after])
         return after
 
@@ -198,7 +198,9 @@ class Assignments(Repository):
         release(session, campaign_id)
 
     @reading
-    def failed(self, session: Session, campaign_id: str) -> list[tuple[Assignment, Outcome | None]]:
+    def list_failed(
+        self, session: Session, campaign_id: str
+    ) -> list[tuple[Assignment, Outcome | None]]:
         """Return abandoned assignments with the outcome of their last attempt; None if lost."""
         query = _WHOLE.add_columns(_last_outcome().label("last_outcome")).where(
             AssignmentRow.campaign_id == campaign_id, AssignmentRow.state == AssignmentState.FAILED
@@ -240,7 +242,7 @@ class Assignments(Repository):
         Raises:
             InputError: The campaign is running, or was cancelled.
         """
-        campaign = existing(session, campaign_id)
+        campaign = get_campaign_row(session, campaign_id)
         if campaign.state in {CampaignState.CANCELLED, CampaignState.RUNNING}:
             raise InputError(
                 f"campaign {campaign_id} is {campaign.state}; pause a running one first, with: "
@@ -293,7 +295,7 @@ class Assignments(Repository):
             .with_for_update(of=AssignmentRow)
         )
         rows = session.execute(query).all()
-        write(session, [_assignment_of(row).ended(AssignmentState.DONE) for row in rows])
+        write(session, [_assignment_of(row).with_state(AssignmentState.DONE) for row in rows])
         write_labels(session, {row.id: row.label_id for row in rows})
 
 

@@ -51,7 +51,7 @@ from trappm.store.transactions import Repository, call_of, reading, writing
 ENDED = frozenset({CampaignState.FINISHED, CampaignState.CANCELLED})
 """States of campaigns that never run again."""
 
-ENOUGH = "enough"
+STOP_EVENT = "enough"
 """Kind of the event that records which stop rule held."""
 
 
@@ -63,7 +63,9 @@ class Campaigns(Repository):
         self, session: Session, name: str, spec: Mapping[str, Any], seed: int
     ) -> CampaignRecord:
         """Create a campaign, which is paused until a process runs it."""
-        return _campaign(_created(session, name, spec, seed), database_time(session.connection()))
+        return _campaign(
+            _get_or_create(session, name, spec, seed), database_time(session.connection())
+        )
 
     @writing
     def start_or_continue(
@@ -84,7 +86,7 @@ class Campaigns(Repository):
         )  # fmt: skip
         if row is None and may_create:
             seed = int(spec["seed"]) + len(earlier)
-            row = _created(session, name, {**spec, "seed": seed}, seed)
+            row = _get_or_create(session, name, {**spec, "seed": seed}, seed)
         return None if row is None else _campaign(row, database_time(session.connection()))
 
     def get(self, campaign_id: str | None = None) -> CampaignRecord:
@@ -113,7 +115,7 @@ class Campaigns(Repository):
             CampaignError: It does not exist, or another process owns it now (`Store.as_owner`).
         """
         self._database.check_guard(session)
-        return existing(session, campaign_id, to_change=False).state
+        return get_campaign_row(session, campaign_id, to_change=False).state
 
     @reading
     def standing(self, session: Session, campaign_id: str) -> Standing:
@@ -123,7 +125,7 @@ class Campaigns(Repository):
             CampaignError: It does not exist, or another process owns it now (`Store.as_owner`).
         """
         self._database.check_guard(session)
-        state = existing(session, campaign_id, to_change=False).state
+        state = get_campaign_row(session, campaign_id, to_change=False).state
         row, due = AssignmentRow, AssignmentRow.round_number + AssignmentRow.failures
         is_leased = case((row.state == AssignmentState.LEASED, 1), else_=0)
         pending = session.execute(
@@ -150,7 +152,7 @@ class Campaigns(Repository):
         labels = select(func.count(AssignmentLabelRow.assignment_id)).join(
             AssignmentRow, AssignmentRow.id == AssignmentLabelRow.assignment_id
         )
-        enough = select(EventRow.id).filter_by(campaign_id=campaign_id, kind=ENOUGH).limit(1)
+        enough = select(EventRow.id).filter_by(campaign_id=campaign_id, kind=STOP_EVENT).limit(1)
         pool = select(PoolRow.campaign_id).filter_by(campaign_id=campaign_id).limit(1)
         return Standing(
             state=state,
@@ -201,7 +203,7 @@ class Campaigns(Repository):
         Raises:
             CampaignError: The campaign does not exist, or has another pool already.
         """
-        existing(session, campaign_id)
+        get_campaign_row(session, campaign_id)
         query = select(PoolRow.configuration_id, PoolRow.held_out)
         known = {
             (name, held) for name, held in session.execute(query.filter_by(campaign_id=campaign_id))
@@ -311,7 +313,7 @@ class Campaigns(Repository):
         return [record_of(EventRecord, row) for row in reversed(rows)]
 
 
-class Rounds(Repository):
+class CampaignRounds(Repository):
     """Rounds of campaigns: an acquisition and its measurements each."""
 
     @writing
@@ -332,7 +334,7 @@ class Rounds(Repository):
             StoreError: A configuration is not in the campaign's pool, or was planned before on the
                 same device; nothing is stored.
         """
-        existing(session, campaign_id)  # one planner at a time
+        get_campaign_row(session, campaign_id)  # one planner at a time
         part = session.get(RoundRow, (campaign_id, number))
         if part is None:
             part = RoundRow(
@@ -385,7 +387,7 @@ class Rounds(Repository):
             row.report = dict(report)
 
 
-def _created(session: Session, name: str, spec: Mapping[str, Any], seed: int) -> CampaignRow:
+def _get_or_create(session: Session, name: str, spec: Mapping[str, Any], seed: int) -> CampaignRow:
     """Return the row of a new campaign, or of the one that an earlier attempt of the call made."""
     call = call_of(session)
     ids = [call.id[at : at + 8] for at in range(0, len(call.id), 8)]
@@ -425,7 +427,7 @@ def event_of_call(session: Session, campaign_id: str) -> Mapping[str, Any] | Non
     return session.scalar(query.limit(1))
 
 
-def existing(session: Session, campaign_id: str, *, to_change: bool = True) -> CampaignRow:
+def get_campaign_row(session: Session, campaign_id: str, *, to_change: bool = True) -> CampaignRow:
     """Return the row of a campaign, locked if it is to change.
 
     Raises:

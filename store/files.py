@@ -37,7 +37,7 @@ from pydantic import (
 )
 
 from trappm.profiler.errors import InputError, one_line
-from trappm.profiler.files import made_whole
+from trappm.profiler.files import write_atomically
 from trappm.profiler.host.environment import stack_fingerprint
 from trappm.profiler.records import (
     Execution,
@@ -178,14 +178,14 @@ def fingerprint_of(environment: Mapping[str, Any]) -> str:
 
 def row_of(measurement: Measurement) -> dict[str, Any]:
     """Return the row of a measurement, in the order of COLUMNS."""
-    flat = flattened(measurement.to_dict()) | {
+    flat = flatten(measurement.to_dict()) | {
         "format_version": FORMAT,
         "fingerprint": fingerprint_of(measurement.environment),
     }
     return {name: flat.get(name) for name in COLUMNS}
 
 
-def flattened(record: Mapping[str, Any]) -> dict[str, Any]:
+def flatten(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the row, without a fingerprint, of what `Measurement.to_dict` has written.
 
     Raises:
@@ -330,7 +330,7 @@ _Function = TypeVar("_Function")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class ParsedRow:
     """Result of reading a row of a file: a measurement, or the reason for its rejection."""
 
     reason: str
@@ -355,7 +355,7 @@ class ImportReport:
     new: int
     """Number of attempts that were not in the store."""
     counts: Mapping[str, int]
-    """Rows by the kind of their verdict."""
+    """Rows by the kind of the parsed row."""
     reasons: Mapping[tuple[str, str], int]
     """Rows by kind and reason."""
 
@@ -384,7 +384,7 @@ def write_whole(
     numbers = itertools.count()
     rows = (row_of(record) for record, _ in zip(records, numbers, strict=False))
     try:
-        with made_whole(path, replace=True) as unfinished:
+        with write_atomically(path, replace=True) as unfinished:
             write(unfinished, rows)
     except OSError as error:
         reason = error.strerror or one_line(error)
@@ -392,20 +392,20 @@ def write_whole(
     return next(numbers)
 
 
-def read_file(path: Path) -> Iterator[Verdict]:
+def read_file(path: Path) -> Iterator[ParsedRow]:
     """Return the measurements of a file of `export_file`, or of the profiler as JSON lines.
 
     Raises:
         InputError: The file or a row is invalid; the message has the row's number.
     """
     read = _by_suffix(path, _READERS)
-    for measurement in numbered(path, "row", read(checked_size(path)), measurement_of):
+    for measurement in parse_numbered(path, "row", read(check_size(path)), measurement_of):
         is_ok = measurement.outcome is Outcome.OK
         reason = f"{measurement.provenance}" if is_ok else f"outcome {measurement.outcome}"
-        yield Verdict(reason=reason, measurement=measurement)
+        yield ParsedRow(reason=reason, measurement=measurement)
 
 
-def numbered(
+def parse_numbered(
     path: Path, what: str, rows: Iterator[_Row], parse: Callable[[_Row], _Function]
 ) -> Iterator[_Function]:
     """Parse the rows of a file, whose errors name the file and the row's number.
@@ -426,7 +426,7 @@ def numbered(
         yield record
 
 
-def checked_size(path: Path) -> Path:
+def check_size(path: Path) -> Path:
     """Return the path if it is a file of at most MAX_BYTES.
 
     Raises:
@@ -468,7 +468,7 @@ def read_jsonl(path: Path) -> Iterator[_Row]:
 
 def _read_rows(path: Path) -> Iterator[_Row]:
     for row in read_jsonl(path):
-        yield row if "format_version" in row else flattened(row)
+        yield row if "format_version" in row else flatten(row)
 
 
 def _as_texts(row: Mapping[str, Any]) -> _Row:
@@ -545,25 +545,25 @@ def import_file(record_many: RecordMany, path: Path) -> ImportReport:
         InputError: The file or one of its rows is invalid; nothing was recorded.
         StoreError: The store cannot be written; importing again completes it.
     """
-    return record_verdicts(record_many, path.name, "TraPPM", lambda: read_file(path))
+    return record_rows(record_many, path.name, "TraPPM", lambda: read_file(path))
 
 
-def record_verdicts(
-    record_many: RecordMany, file: str, source: str, read: Callable[[], Iterable[Verdict]]
+def record_rows(
+    record_many: RecordMany, file: str, source: str, read: Callable[[], Iterable[ParsedRow]]
 ) -> ImportReport:
-    """Record the measurements of verdicts, all of which are checked first.
+    """Record the measurements of parsed rows, all of which are checked first.
 
     Args:
         record_many: Records measurements and returns the number of new ones.
         file: Name of the file, for the report.
         source: Name of its source, for the report.
-        read: Returns the verdicts; it is called twice.
+        read: Returns the parsed rows; it is called twice.
 
     Raises:
         InputError: A row is invalid; nothing was recorded.
         StoreError: The store cannot be written; importing again completes it.
     """
-    reasons = Counter((verdict.kind, verdict.reason) for verdict in read())
+    reasons = Counter((row.kind, row.reason) for row in read())
     counts: Counter[str] = Counter()
     for (kind, _), count in reasons.items():
         counts[kind] += count

@@ -76,7 +76,7 @@ def point_in_time(text: str, *, end_of_day: bool = False) -> str:
         ) from error
 
 
-def known_names(session: Session, column: InstrumentedAttribute[str]) -> list[str]:
+def list_names(session: Session, column: InstrumentedAttribute[str]) -> list[str]:
     """Return the distinct values of a column, sorted."""
     return list(session.scalars(select(column).distinct().order_by(column)))
 
@@ -88,7 +88,7 @@ def architectures_matching(session: Session, pattern: str) -> list[str]:
     """
     if not is_glob(pattern):
         return [pattern]
-    return fnmatch.filter(known_names(session, ConfigurationRow.architecture), pattern)
+    return fnmatch.filter(list_names(session, ConfigurationRow.architecture), pattern)
 
 
 def is_glob(pattern: str) -> bool:
@@ -215,13 +215,13 @@ def columns_of(wanted: LabelFilter) -> Columns:
     return LABEL_COLUMNS if wanted.outcome is None else ATTEMPT_COLUMNS
 
 
-def matching(session: Session, wanted: LabelFilter, what: Sequence[Any]) -> Query:
+def select_labels(session: Session, wanted: LabelFilter, what: Sequence[Any]) -> Query:
     """Return a query of these columns of the labels or attempts that pass the filter."""
     row = LabelRow if wanted.outcome is None else MeasurementRow
-    return restricted(session, joined(row, what), wanted)
+    return apply_filter(session, join_labels(row, what), wanted)
 
 
-def joined(row: type[LabelRow | MeasurementRow], what: Sequence[Any]) -> Query:
+def join_labels(row: type[LabelRow | MeasurementRow], what: Sequence[Any]) -> Query:
     """Return a query of labels or attempts, joined with their configurations and devices."""
     return (
         select(*what)
@@ -231,8 +231,8 @@ def joined(row: type[LabelRow | MeasurementRow], what: Sequence[Any]) -> Query:
     )
 
 
-def restricted(session: Session, query: Query, wanted: LabelFilter) -> Query:
-    """Return the query of `joined` with the conditions of a filter."""
+def apply_filter(session: Session, query: Query, wanted: LabelFilter) -> Query:
+    """Return the query of `join_labels` with the conditions of a filter."""
     columns = columns_of(wanted)
     for name in _EQUAL:
         value = getattr(wanted, name)
@@ -284,7 +284,7 @@ def refuse_unknown_names(session: Session, wanted: LabelFilter) -> None:
             if not architectures_matching(session, name):
                 raise InputError(f"no architecture of the label store matches {name!r}")
             continue
-        known = known_names(session, column)
+        known = list_names(session, column)
         matches = [name] if name in known else []
         if what == "campaign":  # an id, or its beginning
             matches = [campaign_id for campaign_id in known if campaign_id.startswith(name)]
@@ -322,7 +322,7 @@ class Labels(Repository):
     """Labels, as records for heads and as tables for people."""
 
     @reading
-    def matching(self, session: Session, wanted: LabelFilter | None = None) -> list[LabelRecord]:
+    def find(self, session: Session, wanted: LabelFilter | None = None) -> list[LabelRecord]:
         """Return the labels that pass the filter, in the order in which they were made.
 
         Raises:
@@ -333,13 +333,13 @@ class Labels(Repository):
             raise InputError(
                 "labels have no outcome; attempts have, and come from: store.labels.query"
             )
-        return _records(session, matching(session, wanted, _RECORD).order_by(LabelRow.id))
+        return _records(session, select_labels(session, wanted, _RECORD).order_by(LabelRow.id))
 
     @reading
     def of_campaign(self, session: Session, campaign_id: str) -> list[LabelRecord]:
         """Return the labels of a campaign's assignments with their roles, as planned."""
         query = (
-            joined(LabelRow, [*_RECORD, AssignmentRow.role])
+            join_labels(LabelRow, [*_RECORD, AssignmentRow.role])
             .join(AssignmentLabelRow, AssignmentLabelRow.label_id == LabelRow.id)
             .join(AssignmentRow, AssignmentRow.id == AssignmentLabelRow.assignment_id)
             .where(AssignmentRow.campaign_id == campaign_id)
@@ -366,7 +366,7 @@ class Labels(Repository):
         Raises:
             InputError: There is none.
         """
-        labels = _records(session, joined(LabelRow, _RECORD).where(LabelRow.id == label_id))
+        labels = _records(session, join_labels(LabelRow, _RECORD).where(LabelRow.id == label_id))
         if not labels:
             raise InputError(f"no label has the id {label_id}; see: trappm labels query")
         return labels[0]
@@ -382,7 +382,7 @@ class Labels(Repository):
         """
         wanted = set(pairs)
         same = ("batch_size", "precision", "memory_format", "optimizer", "phase", "execution")
-        query = joined(LabelRow, _RECORD).where(
+        query = join_labels(LabelRow, _RECORD).where(
             ConfigurationRow.architecture.in_(sorted({name for name, _ in wanted})),
             DeviceRow.key == device,
             LabelRow.protocol_name != IN_TRAINING,
@@ -423,7 +423,7 @@ class Labels(Repository):
         order = by.desc() if sort.startswith("-") else by.asc()
         if by.property.columns[0].nullable:  # else an index could not serve
             order = order.nulls_last()
-        query = matching(session, wanted, [known[name].label(name) for name in chosen])
+        query = select_labels(session, wanted, [known[name].label(name) for name in chosen])
         query = query.order_by(order, known["id"]).limit(limit).offset(offset or None)
         rows = session.execute(query).all()
         if not rows:
@@ -433,7 +433,7 @@ class Labels(Repository):
     @reading
     def count(self, session: Session, wanted: LabelFilter, *, at_most: int) -> int:
         """Return the number of labels or attempts that pass the filter, at most `at_most`."""
-        rows = matching(session, wanted, [columns_of(wanted)["id"]]).limit(at_most)
+        rows = select_labels(session, wanted, [columns_of(wanted)["id"]]).limit(at_most)
         return session.scalar(select(func.count()).select_from(rows.subquery())) or 0
 
     @reading
@@ -444,14 +444,14 @@ class Labels(Repository):
             "family": ConfigurationRow.family,
             "architecture": ConfigurationRow.architecture,
         }
-        return {name: known_names(session, column) for name, column in columns.items()}
+        return {name: list_names(session, column) for name, column in columns.items()}
 
     @reading
     def attempts(self, session: Session, label_id: int) -> pd.DataFrame:
         """Return all attempts at a label's configuration on its device, the earliest first."""
         row, chosen = MeasurementRow, list(ATTEMPT_COLUMNS)
         query = (
-            joined(row, [ATTEMPT_COLUMNS[name].label(name) for name in chosen])
+            join_labels(row, [ATTEMPT_COLUMNS[name].label(name) for name in chosen])
             .join(
                 LabelRow,
                 (LabelRow.configuration_id == row.configuration_id)

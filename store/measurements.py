@@ -28,10 +28,10 @@ from trappm.profiler.records import (
     Protocol,
     Provenance,
 )
-from trappm.store.assignments import MAX_ATTEMPTS, locked, write, write_labels
+from trappm.store.assignments import MAX_ATTEMPTS, lock_rows, write, write_labels
 from trappm.store.engine import Insert, StoreAwayError, insert, insert_new
 from trappm.store.files import COLUMNS, FileRow, fingerprint_of, first_fault, measurement_in, row_of
-from trappm.store.labels import LabelFilter, restricted
+from trappm.store.labels import LabelFilter, apply_filter
 from trappm.store.pools import insert_configurations
 from trappm.store.records import (
     Assignment,
@@ -104,7 +104,7 @@ class Wanted(NamedTuple):
     """Fingerprint of the worker's software stack."""
 
 
-def recordable(measurement: Measurement, wanted: Wanted) -> Measurement:
+def ensure_recordable(measurement: Measurement, wanted: Wanted) -> Measurement:
     """Return the measurement if it can be stored and is the one wanted, else a failed attempt."""
     try:
         given = (measurement.configuration, measurement.device, measurement.attempt_key)
@@ -167,7 +167,7 @@ class Measurements(Repository):
             StoreError: The store cannot be written; step times are impossible; or an assignment
                 does not exist, or is of something else.
         """
-        known = locked(session, (name for _, name in results))
+        known = lock_rows(session, (name for _, name in results))
         for measurement, name in results:
             assignment = known.get(name)
             if assignment is None:
@@ -191,7 +191,7 @@ class Measurements(Repository):
         for attempt in attempts:
             if attempt.measurement.attempt_key in new and attempt.assignment is not None:
                 before = changed.get(attempt.assignment.id, attempt.assignment)
-                after = _settled(before, attempt.measurement, max_attempts)
+                after = _settle(before, attempt.measurement, max_attempts)
                 if after is not before:
                     changed[after.id] = after
                     if after.state is AssignmentState.DONE:
@@ -250,7 +250,7 @@ class Measurements(Repository):
         if wanted.outcome is None:
             query = query.join(LabelRow, LabelRow.measurement_id == MeasurementRow.id)
         with self._database.reading() as session:
-            for row in session.execute(restricted(session, query, wanted)):
+            for row in session.execute(apply_filter(session, query, wanted)):
                 yield _measurement_of(row)
 
     @reading
@@ -309,17 +309,17 @@ def _measurement_of(row: Row[Any]) -> Measurement:
     )
 
 
-def _settled(assignment: Assignment, measurement: Measurement, max_attempts: int) -> Assignment:
+def _settle(assignment: Assignment, measurement: Measurement, max_attempts: int) -> Assignment:
     """Return the assignment after an attempt; the same object if nothing changes."""
     if assignment.state is AssignmentState.DONE:
         return assignment
     if is_final(measurement.outcome):
-        return assignment.ended(AssignmentState.DONE)
+        return assignment.with_state(AssignmentState.DONE)
     is_of_lease = measurement.attempt_key == assignment.attempt_key
     if is_of_lease and assignment.state is AssignmentState.LEASED:
         if measurement.is_fault_of_worker:
-            return assignment.lost()
-        return assignment.failed(attempts_allowed(measurement.outcome, max_attempts))
+            return assignment.with_loss()
+        return assignment.with_failure(attempts_allowed(measurement.outcome, max_attempts))
     return assignment
 
 

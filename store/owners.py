@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 
 from trappm.profiler.errors import CampaignError, InputError
 from trappm.store.assignments import release
-from trappm.store.campaigns import ENDED, add_event, event_of_call, existing, owner_of
+from trappm.store.campaigns import ENDED, add_event, event_of_call, get_campaign_row, owner_of
 from trappm.store.engine import database_time
 from trappm.store.records import Activity, CampaignState, Owner, OwnerProcess
 from trappm.store.schema import CampaignRow
@@ -68,7 +68,7 @@ class Owners(Repository):
             OwnedError: Another process runs it.
             InputError: It has ended.
         """
-        row = existing(session, campaign_id)
+        row = get_campaign_row(session, campaign_id)
         if row.state in ENDED:
             raise InputError(f"campaign {campaign_id} is {row.state} already")
         _refuse_if_owned(session, row)
@@ -86,7 +86,7 @@ class Owners(Repository):
         Raises:
             OwnedError: Another process runs it.
         """
-        row = existing(session, campaign_id)
+        row = get_campaign_row(session, campaign_id)
         if row.state is not CampaignState.RUNNING:
             return False
         if row.owner_id != owner_id:
@@ -127,7 +127,7 @@ class Owners(Repository):
         Raises:
             InputError: It has ended.
         """
-        row = existing(session, campaign_id)
+        row = get_campaign_row(session, campaign_id)
         if event_of_call(session, campaign_id) is not None:
             return
         if row.state in ENDED:
@@ -145,7 +145,7 @@ class Owners(Repository):
         Returns:
             The state of the campaign.
         """
-        row = existing(session, campaign_id)
+        row = get_campaign_row(session, campaign_id)
         if event_of_call(session, campaign_id) is not None:
             return row.state
         if row.state is CampaignState.RUNNING:
@@ -163,7 +163,7 @@ class Owners(Repository):
         Returns:
             False if an order to stop came first; the campaign publishes again when it is resumed.
         """
-        row = existing(session, campaign_id)
+        row = get_campaign_row(session, campaign_id)
         if row.state is CampaignState.FINISHED:
             return True  # by an attempt whose reply was lost
         if row.state is not CampaignState.RUNNING:
@@ -193,7 +193,7 @@ def owner_guard(campaign_id: str, owner_id: str) -> Callable[[Session], None]:
 
     def check(session: Session) -> None:
         if session.execute(owned).first() is None:
-            campaign = existing(session, campaign_id, to_change=False)
+            campaign = get_campaign_row(session, campaign_id, to_change=False)
             owner = owner_of(campaign, database_time(session.connection()))
             by = "" if owner is None else f" by host {owner.process.host}"
             raise NotOwnerError(

@@ -69,12 +69,12 @@ def _configurations(session: Session, pool: str) -> list[Configuration]:
     query = (
         select(*CONFIGURATION)
         .join(PoolMemberRow, PoolMemberRow.configuration_id == ConfigurationRow.id)
-        .where(PoolMemberRow.pool == _existing(session, pool))
+        .where(PoolMemberRow.pool == _check_pool(session, pool))
     )
     return sorted(map(configuration_of, session.execute(query)))
 
 
-def _existing(session: Session, name: str) -> str:
+def _check_pool(session: Session, name: str) -> str:
     names = list(session.scalars(select(PoolMemberRow.pool).distinct()))
     if name not in names:
         hint = nearest(name, names) if names else "make one with: trappm pool build --spec FILE"

@@ -212,7 +212,7 @@ class Loss:
 class Assignment:
     """One configuration of a campaign to be measured on one device.
 
-    `Rounds.plan` sets the campaign and round of a new one.
+    `CampaignRounds.plan` sets the campaign and round of a new one.
     """
 
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -241,20 +241,20 @@ class Assignment:
         """Key under which this lease's measurement is recorded."""
         return f"{self.id}-{self.attempts}"
 
-    def ended(self, state: AssignmentState) -> Self:
+    def with_state(self, state: AssignmentState) -> Self:
         """Return the assignment in this state, without a worker."""
         return replace(self, state=state, worker=None, host=None)
 
-    def failed(self, limit: int) -> Self:
+    def with_failure(self, limit: int) -> Self:
         """Return the assignment after a failure: open, or abandoned after `limit` failures."""
         return replace(self._open_below(self.failures + 1, limit), failures=self.failures + 1)
 
-    def lost(self) -> Self:
+    def with_loss(self) -> Self:
         """Return the assignment after a fault of its worker: open, or abandoned at last."""
         return replace(self._open_below(self.losses + 1, MAX_LOSSES), losses=self.losses + 1)
 
     def _open_below(self, count: int, limit: int) -> Self:
-        return self.ended(AssignmentState.OPEN if count < limit else AssignmentState.FAILED)
+        return self.with_state(AssignmentState.OPEN if count < limit else AssignmentState.FAILED)
 
 
 @dataclass(frozen=True, kw_only=True)

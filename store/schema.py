@@ -450,7 +450,7 @@ class EventRow(Base):
     kind: Mapped[str] = mapped_column(String(64))
     message: Mapped[dict[str, Any]]
     call_id: Mapped[str | None] = mapped_column(String(32), index=True)
-    """`transactions.Call` that added it, so that a repeated one adds it once."""
+    """`transactions.WriteCall` that added it, so that a repeated one adds it once."""
 
     __table_args__ = (Index(None, "campaign_id", "kind"),)
 

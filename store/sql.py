@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from trappm.profiler.errors import InputError, one_line
 from trappm.store.engine import engine_to_read, error_code, store_errors
-from trappm.store.labels import LABEL_COLUMNS, Columns, joined
+from trappm.store.labels import LABEL_COLUMNS, Columns, join_labels
 from trappm.store.schema import LabelRow
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def query_sql(
             except (dbapi.Error, dbapi.Warning, ValueError, OverflowError, MemoryError) as error:
                 if isinstance(error, dbapi.OperationalError) and not error_code(error):
                     raise  # the connection is lost
-                raise _refused(error, timeout_s) from error
+                raise _refusal(error, timeout_s) from error
     finally:
         engine.dispose()
     return _frame(names, rows[:limit]), len(rows) > limit
@@ -104,14 +104,14 @@ def _begin_postgresql(
 
 def _flat_labels(engine: Engine, schema: str | None = None) -> str:
     """Return the SELECT of the flat view; a schema keeps it from referring to itself."""
-    query = joined(LabelRow, [column.label(name) for name, column in FLAT_COLUMNS.items()])
+    query = join_labels(LabelRow, [column.label(name) for name, column in FLAT_COLUMNS.items()])
     options: dict[str, Any] = {}
     if schema is not None:
         options = {"schema_translate_map": {None: schema}, "render_schema_translate": True}
     return str(query.compile(engine, **options))
 
 
-def _refused(error: BaseException, timeout_s: float) -> InputError:
+def _refusal(error: BaseException, timeout_s: float) -> InputError:
     reason, code = one_line(error), error_code(error)
     if code in _TIMED_OUT:
         return InputError(f"the SQL was stopped after {timeout_s:g} s; ask for less")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 from trappm.store import sql
 from trappm.store.assignments import Assignments
-from trappm.store.campaigns import Campaigns, Rounds
+from trappm.store.campaigns import CampaignRounds, Campaigns
 from trappm.store.engine import (
     NoLabelStoreError,
     address,
@@ -47,7 +47,7 @@ class Store:
         self.traces = SqlTraces(database)
         self.pools = Pools(database)
         self.campaigns = Campaigns(database)
-        self.rounds = Rounds(database)
+        self.rounds = CampaignRounds(database)
         self.owners = Owners(database)
         self.assignments = Assignments(database)
         self.measurements = Measurements(database)
@@ -63,7 +63,7 @@ class Store:
                 writable.
         """
         engine = make_engine(url)
-        with _disposed_on_error(engine):
+        with _dispose_on_error(engine):
             if not has_tables(engine):
                 upgrade(engine)
         return cls(Database(engine, patience or Patience()))
@@ -77,7 +77,7 @@ class Store:
             StoreAccessError: It cannot be read, or is not a label store of this version.
         """
         engine = engine_to_read(url)
-        with _disposed_on_error(engine):
+        with _dispose_on_error(engine):
             if not has_tables(engine):
                 raise NoLabelStoreError(
                     f"{address(engine)} is an empty database, not yet a label store; make it one "
@@ -148,7 +148,7 @@ class Store:
 
 
 @contextmanager
-def _disposed_on_error(engine: Engine) -> Iterator[None]:
+def _dispose_on_error(engine: Engine) -> Iterator[None]:
     try:
         yield
     except BaseException:

@@ -10,7 +10,7 @@ from sqlalchemy import Select, delete, func, select
 from sqlalchemy.orm import Session
 
 from trappm.profiler.errors import TrappmError, storable
-from trappm.profiler.files import reading_profile
+from trappm.profiler.files import report_damage
 from trappm.profiler.records import GraphTemplate, Pair
 from trappm.profiler.traced_step import MAX_BYTES, Refusal, Trace, TraceCache, TraceKey
 from trappm.store.engine import insert, insert_new
@@ -35,7 +35,7 @@ class SqlTraces(Repository, TraceCache):
         if data is None:
             return Refusal(refusal or "")
         try:
-            with reading_profile("trace"):
+            with report_damage("trace"):
                 trace = Trace.from_bytes(data)
                 graph = None if template is None else GraphTemplate.from_bytes(template)
         except TrappmError:

@@ -3,8 +3,8 @@
 A part of the store (`store.campaigns`, `store.labels` ...) is a `Repository`. Each of its methods
 with `@reading` or `@writing` is one transaction and gets its session. A transaction that fails
 leaves nothing behind and is repeated with growing, random pauses. A commit whose reply is lost may
-have succeeded, so every writing method can be repeated: it takes new ids and times from `Call`, and
-recognizes what an earlier attempt has written.
+have succeeded, so every writing method can be repeated: it takes new ids and times from
+`WriteCall`, and recognizes what an earlier attempt has written.
 
 On SQLite a writing transaction takes the write lock when it begins, so that it waits at the start
 and never fails because another process wrote after it had read.
@@ -95,7 +95,7 @@ IMPATIENT = Patience(wait_s=0.0)
 
 
 @dataclass(frozen=True)
-class Call:
+class WriteCall:
     """One call of a writing method; all of its attempts share the id and the time."""
 
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -103,9 +103,9 @@ class Call:
     """Time of the call, in UTC."""
 
 
-def call_of(session: Session) -> Call:
+def call_of(session: Session) -> WriteCall:
     """Return the call that this session's transaction belongs to."""
-    call: Call = session.info["call"]
+    call: WriteCall = session.info["call"]
     return call
 
 
@@ -125,9 +125,9 @@ class Database:
             yield session
 
     @contextmanager
-    def writing(self, call: Call | None = None) -> Iterator[Session]:
+    def writing(self, call: WriteCall | None = None) -> Iterator[Session]:
         """Provide a transaction that commits at the end, without a retry; the guard comes first."""
-        info = {"call": call or Call()}
+        info = {"call": call or WriteCall()}
         with (
             store_errors(self.engine),
             Session(self._writer, info=info) as session,
@@ -172,13 +172,13 @@ def writing(
 
 def _transaction(
     method: _Method[_Part, _Parameters, _Result],
-    begin: Callable[[Database, Call], AbstractContextManager[Session]],
+    begin: Callable[[Database, WriteCall], AbstractContextManager[Session]],
 ) -> _Transaction[_Part, _Parameters, _Result]:
     @functools.wraps(method)
     def transaction(
         self: _Part, /, *arguments: _Parameters.args, **keywords: _Parameters.kwargs
     ) -> _Result:
-        call = Call()
+        call = WriteCall()
 
         def attempt() -> _Result:
             with begin(self._database, call) as session:

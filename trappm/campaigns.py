@@ -78,16 +78,16 @@ class Campaign:
             CampaignError: The campaign failed; nothing recorded is lost, and `run` continues.
         """
         from trappm.cluster.campaign.planner import with_whole_pool
-        from trappm.cluster.launch import check_spec, opened_first, run_campaign, start_or_continue
+        from trappm.cluster.launch import check_spec, open_store, run_campaign, start_or_continue
         from trappm.store import Home
 
         home = Home.open()
-        with opened_first(home) as store:
+        with open_store(home) as store:
             spec = with_whole_pool(self.spec, store)
             check_spec(store, spec, address)
             record, spec = start_or_continue(store, spec)
         run_campaign(home, record.id, spec, address=address, watch=watch)
-        with opened_first(home) as store:
+        with open_store(home) as store:
             ended = store.campaigns.get(record.id)
             return CampaignResult(
                 id=ended.id,

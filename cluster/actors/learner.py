@@ -76,7 +76,7 @@ class LearnerHandle:
         self.tell = tell
         self.result: Any = None
         """Result of the last call that has ended."""
-        self._class = ray.remote(concurrency_groups={"progress": 1})(limited(learner))
+        self._class = ray.remote(concurrency_groups={"progress": 1})(limit_memory(learner))
         self._arguments = arguments
         self._device = device
         self._memory_bytes = BASE_BYTES + LABEL_BYTES * labels
@@ -187,7 +187,7 @@ class LearnerHandle:
         self._asked = self._actor.progress.options(concurrency_group="progress").remote()
 
 
-def limited(learner: type[Any]) -> type[Any]:
+def limit_memory(learner: type[Any]) -> type[Any]:
     """Return a class whose instances limit the memory of their process to `LIMIT_SHARE`.
 
     They take the campaign's code first, and refuse to work on a node with other code. Networks and

@@ -30,7 +30,7 @@ from trappm.cluster.ray_runtime import (
     has_other_nodes,
     last_line,
     no_room,
-    on_node,
+    node_options,
     placement,
 )
 from trappm.profiler.errors import DeviceError, one_line
@@ -206,12 +206,12 @@ class ProfilerPool:
 
     # Workers.
 
-    def joined(self) -> Sequence[Worker]:
+    def refresh_workers(self) -> Sequence[Worker]:
         """Start and end workers as asked for; return those that have joined."""
         self._recruit()
         return [profiler.worker for profiler in self._profilers.values() if profiler.worker]
 
-    def awaited(self) -> Sequence[str]:
+    def list_awaited(self) -> Sequence[str]:
         """Return devices whose workers may still join."""
         joining = [profiler.device for profiler in self._joining.values()]
         joining += [device for device, kind in self._kinds.items() if kind.is_refused]
@@ -292,7 +292,7 @@ class ProfilerPool:
         for node in nodes:
             node_id = node["NodeID"]
             if where.suits(node) and node_id not in taken:
-                self._start_profiler(device, on_node(node_id), node_id)
+                self._start_profiler(device, node_options(node_id), node_id)
 
     def _start_profiler(self, device: str, options: dict[str, Any], node_id: str | None) -> None:
         # A second thread holds the call that ends with the actor.
@@ -363,7 +363,7 @@ class ProfilerPool:
         if profiler is not None:
             ray.kill(profiler.actor)
             # Ray waits forever for the end of a stopped process, and keeps its GPU.
-            kill = ray.remote(kill_process).options(**on_node(worker.host), max_retries=0)
+            kill = ray.remote(kill_process).options(**node_options(worker.host), max_retries=0)
             kill.remote(*profiler.process)
         self._running = {r: task for r, task in self._running.items() if task[0] is not worker}
 
@@ -382,7 +382,7 @@ class ProfilerPool:
         limit = time.monotonic() + protocol.timeout_s + SILENT_S
         self._running[reference] = (worker, task, limit)
 
-    def running(self) -> Sequence[tuple[Worker, Task]]:
+    def list_running(self) -> Sequence[tuple[Worker, Task]]:
         return [(worker, task) for worker, task, _ in self._running.values()]
 
     def wait(self, timeout_s: float) -> Sequence[Finished]:

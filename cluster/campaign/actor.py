@@ -19,7 +19,7 @@ import ray
 from trappm.cluster.actors.learner import LearnerHandle
 from trappm.cluster.actors.metrics import CampaignMetrics
 from trappm.cluster.actors.profiler_pool import ProfilerPool
-from trappm.cluster.campaign.campaign import Campaign, CampaignStopped
+from trappm.cluster.campaign.campaign import CampaignRunner, CampaignStopped
 from trappm.cluster.campaign.ownership import ownership
 from trappm.cluster.spec import CampaignSpec
 from trappm.store import Home, Patience, Store, StoreAccess
@@ -54,7 +54,7 @@ class CampaignActor:
         self._ended: Future[None] = Future()
         threading.Thread(target=self._live, name="campaign", daemon=True).start()
 
-    def ended(self) -> None:
+    def wait_for_end(self) -> None:
         """Return once the campaign has ended or was stopped; raise its failure."""
         self._ended.result()
 
@@ -81,7 +81,7 @@ class CampaignActor:
             is_elsewhere = self._is_restarted and not folder.is_dir()
             folder.mkdir(parents=True, exist_ok=True)
             workers, learner = self._workers(), self._learner()
-            campaign = Campaign(
+            campaign = CampaignRunner(
                 store=store,
                 id=self.campaign_id,
                 spec=self.spec,

@@ -36,19 +36,20 @@ from trappm.cluster.campaign.next_job import (
     Prepare,
     Publish,
     Train,
+    count_waiting,
     due_before,
     may_measure,
     next_job,
     stop_that_holds,
-    waiting,
 )
 from trappm.cluster.campaign.ownership import runs
 from trappm.cluster.campaign.planner import PURPOSES, Planner, first_steps, pool_of
 from trappm.cluster.campaign.progress import round_line, seconds_to_go
 from trappm.cluster.campaign.sharing import Need, most_workers
+from trappm.cluster.learning.campaign_learner import CampaignLearner
 from trappm.cluster.messages import Finished, Worker
 from trappm.cluster.spec import CampaignBudget, CampaignSpec, runs_nothing
-from trappm.cluster.stop_rules import Stop, target_reached
+from trappm.cluster.stop_rules import Stop, stop_by_target
 from trappm.cluster.training_report import LeftOut, Spent, TrainingReport
 from trappm.profiler.devices.catalogue import known_spec
 from trappm.profiler.errors import CampaignError, StoreError, TrappmError
@@ -63,8 +64,8 @@ from trappm.store import (
     RefusedRowError,
     Store,
 )
-from trappm.store.campaigns import ENOUGH
-from trappm.store.measurements import Wanted, failed_attempt, makes_label, recordable
+from trappm.store.campaigns import STOP_EVENT
+from trappm.store.measurements import Wanted, ensure_recordable, failed_attempt, makes_label
 from trappm.store.records import Activity, Role, Standing, is_final
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ class CanaryStopError(CampaignError):
 
 
 @dataclass(kw_only=True, eq=False)
-class Campaign:
+class CampaignRunner:
     """Runs one campaign, from its first measurement to its snapshot."""
 
     store: Store
@@ -114,7 +115,7 @@ class Campaign:
     def __post_init__(self) -> None:
         self.activity = Activity()
         self.protocol = self.spec.measuring_protocol
-        self._course = history.course_of(self.spec, self.workers.traces_elsewhere)
+        self._plan = history.plan_of(self.spec, self.workers.traces_elsewhere)
         self._planner = Planner(self.store, self.id, self.spec)
         self._checks = HostChecks(self.store, self.id, self.spec.canary, self.clock)
         self._workers: dict[str, Worker] = {}
@@ -193,9 +194,9 @@ class Campaign:
         self.store.assignments.release_leases(self.id)
         events = self.store.campaigns.events(self.id, kind="abandoned")
         reported = {event.message.get("id") for event in events}
-        for assignment, outcome in self.store.assignments.failed(self.id):
+        for assignment, outcome in self.store.assignments.list_failed(self.id):
             if assignment.id not in reported:  # its process ended before it could
-                self._abandoned(assignment, outcome)
+                self._log_abandoned(assignment, outcome)
         if self.store.rounds.all(self.id):
             repeated = f"; {len(leased)} measurements were interrupted, and are repeated"
             self.note("resumed", f"it continues{repeated if leased else ''}")
@@ -205,11 +206,11 @@ class Campaign:
         self._look()
         self._welcome()
         standing = self._look()
-        if stop := stop_that_holds(standing, self._course, datetime.now(UTC)):
+        if stop := stop_that_holds(standing, self._plan, datetime.now(UTC)):
             self._stop_by(stop)
             return
         if self._job is None:
-            job = next_job(standing, self._course, self._knows, self._able_counts())
+            job = next_job(standing, self._plan, self._knows, self._count_able())
             self._job = None if job is None else self._start_job(job)
             if job is None:
                 self._knows = replace(self._knows, may_choose=False)
@@ -217,7 +218,7 @@ class Campaign:
         if self._seen is None:
             return  # the job has changed what is to be done
         begun = self._hand_out(standing)
-        if not (begun or self._job or self.workers.running()):
+        if not (begun or self._job or self.workers.list_running()):
             self._require_work(standing)
         self._finished += self.workers.wait(JOB_POLL_S if self._job else LOOK_S)
         self._record()
@@ -234,7 +235,7 @@ class Campaign:
         if self._seen is None or now >= self._look_at:
             self._report_activity()
             # Nodes that trace may come and go.
-            self._course = replace(self._course, traces_elsewhere=self.workers.traces_elsewhere)
+            self._plan = replace(self._plan, traces_elsewhere=self.workers.traces_elsewhere)
             self._seen = self.store.campaigns.standing(self.id)
             self._look_at = now + LOOK_S
             if self._seen.state is not CampaignState.RUNNING:
@@ -250,13 +251,13 @@ class Campaign:
 
         Others take the place of workers that are set aside.
         """
-        able = self._able()
+        able = self._list_able()
         idle = [worker for worker in self._workers.values() if worker not in able]
         set_aside = Counter(worker.device for worker in idle)
-        counts, rivals = waiting(standing, self._course, self._knows), self._rivals()
-        at_work = Counter(worker.device for worker, _ in self.workers.running())
+        counts, rivals = count_waiting(standing, self._plan, self._knows), self._rivals()
+        at_work = Counter(worker.device for worker, _ in self.workers.list_running())
         wanted, at_most = {}, {}
-        for device in self._course.devices:
+        for device in self._plan.devices:
             most = self._max_workers(self.spec, device)
             mine = Need(counts[device], at_work[device], most)
             at_most[device] = most_workers(mine, rivals[device], self.workers.room(device))
@@ -289,7 +290,7 @@ class Campaign:
 
     def _welcome(self) -> None:
         """Take in workers that have come, and adopt labels for them; forget those that left."""
-        there = {worker.name: worker for worker in self.workers.joined()}
+        there = {worker.name: worker for worker in self.workers.refresh_workers()}
         for worker in self._workers.values():
             if there.get(worker.name) != worker:
                 self._checks.forget(worker)
@@ -299,43 +300,41 @@ class Campaign:
                 self._adopt_labels(worker.device, worker.fingerprint)
         self._workers = known | there
 
-    def _able(self) -> list[Worker]:
+    def _list_able(self) -> list[Worker]:
         """Return the workers that may measure."""
         return [w for w in self._workers.values() if self._checks.why_stopped(w) is None]
 
-    def _able_counts(self) -> Counter[str]:
+    def _count_able(self) -> Counter[str]:
         """Return the number of workers that may measure, by device."""
-        return Counter(worker.device for worker in self._able())
+        return Counter(worker.device for worker in self._list_able())
 
     def _hand_out(self, standing: Standing) -> int:
         """Lease assignments to idle workers and start them; return how many began.
 
         Devices that share a host's cores take turns by round.
         """
-        course = self._course
-        if self._job and (
-            course.one_at_a_time or (self._is_tracing and not course.traces_elsewhere)
-        ):
+        plan = self._plan
+        if self._job and (plan.one_at_a_time or (self._is_tracing and not plan.traces_elsewhere)):
             return 0
-        counts = waiting(standing, course, self._knows)
+        counts = count_waiting(standing, plan, self._knows)
         first_due = {part.device: part.due for part in reversed(standing.pending) if part.waiting}
-        busy = {worker.name: worker.host for worker, _ in self.workers.running()}
-        able = self._able()
+        busy = {worker.name: worker.host for worker, _ in self.workers.list_running()}
+        able = self._list_able()
         idle = [w for w in able if counts[w.device] and w.name not in busy]
-        if course.one_at_a_time:
-            rank = {device: at for at, device in enumerate(course.devices)}
+        if plan.one_at_a_time:
+            rank = {device: at for at, device in enumerate(plan.devices)}
             idle.sort(key=lambda worker: (first_due[worker.device], rank[worker.device]))
         begun = leased = 0
         for worker in idle:
-            if course.one_at_a_time and worker.host in busy.values():
+            if plan.one_at_a_time and worker.host in busy.values():
                 continue
             if self._checks.is_due(worker):
                 self._start(worker, self._checks.begin(worker))
-            elif may_measure(standing, course, begun=leased):
+            elif may_measure(standing, plan, begun=leased):
                 lease = self.store.assignments.lease_next(
                     self.id, worker.device, worker.name, host=worker.host,
                     hosts={w.host for w in able if w.device == worker.device},
-                    before=due_before(standing, course, self._knows, worker.device),
+                    before=due_before(standing, plan, self._knows, worker.device),
                 )  # fmt: skip
                 if lease is None:
                     continue
@@ -381,12 +380,12 @@ class Campaign:
             CanaryStopError: The checks of a device stopped its last worker.
             CampaignError: No worker is left for a device, and none will come.
         """
-        able = self._able_counts()
-        counts = waiting(standing, self._course, self._knows)
+        able = self._count_able()
+        counts = count_waiting(standing, self._plan, self._knows)
         without = {device for device in counts if device not in able}
         if not counts and self._learner_error is not None:
             raise self._learner_error
-        lost = sorted(without - set(self.workers.awaited()))
+        lost = sorted(without - set(self.workers.list_awaited()))
         here = [w for w in self._workers.values() if w.device in lost]
         stopped_here = [f"{w.device}: {self._checks.why_stopped(w)}" for w in here]
         if stopped_here:
@@ -407,10 +406,10 @@ class Campaign:
 
     def _record(self) -> None:
         """Record what has come back in one transaction, and take back what was lost."""
-        finished = [self._recordable(entry) for entry in self._finished]
+        finished = [self._ensure_recordable(entry) for entry in self._finished]
         if not finished:
             return
-        settled = self._recorded(finished)
+        settled = self._store_results(finished)
         self._finished = []
         self._seen = None
         for entry in finished:
@@ -432,18 +431,20 @@ class Campaign:
                     self.metric("labels" if is_label else "failures", task.device, 1)
                 self._checks.take_outcome(worker, measurement)
             if after.state is AssignmentState.FAILED:
-                self._abandoned(after, None if entry.is_lost else measurement.outcome)
+                self._log_abandoned(after, None if entry.is_lost else measurement.outcome)
 
-    def _recordable(self, entry: Finished) -> Finished:
+    def _ensure_recordable(self, entry: Finished) -> Finished:
         """Return a result that can be stored: what is no measurement of the task is a failure."""
-        wanted = self._wanted(entry)
+        wanted = self._wanted_measurement(entry)
         if entry.measurement is not None:
-            return replace(entry, measurement=recordable(entry.measurement, wanted))
+            return replace(entry, measurement=ensure_recordable(entry.measurement, wanted))
         if entry.is_lost or not isinstance(entry.task, Assignment):
             return entry
         return replace(entry, measurement=failed_attempt(str(entry.why), wanted))
 
-    def _recorded(self, finished: Sequence[Finished]) -> dict[str, tuple[Measurement, Assignment]]:
+    def _store_results(
+        self, finished: Sequence[Finished]
+    ) -> dict[str, tuple[Measurement, Assignment]]:
         """Record results together, or one by one if the store refuses one of them.
 
         Returns:
@@ -459,21 +460,25 @@ class Campaign:
             return {name: (measurement, after[name]) for measurement, name in results}
         except RefusedRowError as error:
             if len(finished) > 1:
-                parts = [self._recorded([entry]) for entry in finished]
+                parts = [self._store_results([entry]) for entry in finished]
                 return dict(itertools.chain.from_iterable(part.items() for part in parts))
             (entry,) = finished
             reason = f"what was measured cannot be recorded: {ascii(str(error))[1:-1]}"
-            return self._recorded(
-                [replace(entry, measurement=failed_attempt(reason, self._wanted(entry)))]
+            return self._store_results(
+                [
+                    replace(
+                        entry, measurement=failed_attempt(reason, self._wanted_measurement(entry))
+                    )
+                ]
             )
 
-    def _wanted(self, entry: Finished) -> Wanted:
+    def _wanted_measurement(self, entry: Finished) -> Wanted:
         """Return the measurement that a worker had to take."""
         task, worker = entry.task, entry.worker
         key = task.attempt_key
         return Wanted(task.configuration, worker.device, self.protocol, key, worker.fingerprint)
 
-    def _abandoned(self, assignment: Assignment, outcome: Outcome | None) -> None:
+    def _log_abandoned(self, assignment: Assignment, outcome: Outcome | None) -> None:
         """Say that an assignment gets no label unless it is retried."""
         reason = {None: "its worker was lost", Outcome.UNSTABLE: "steps not steady"}.get(
             outcome, outcome
@@ -548,7 +553,7 @@ class Campaign:
                 )
         yield from self._trace("steps", self._planner.steps())
         began = self.clock()
-        yield from self._call("encoder", "set_pool", *self._planner.learner_pool())
+        yield from self._call("encoder", CampaignLearner.set_pool, *self._planner.learner_pool())
         self._knows = replace(self._knows, is_ready=True, training_s=self.clock() - began)
         self._tell(news=f"encoder: ready, {len(self._planner.pool)} configurations embedded")
 
@@ -564,7 +569,7 @@ class Campaign:
         try:
             done = 0
             while done < len(missing):
-                is_idle = not self.workers.running()
+                is_idle = not self.workers.list_running()
                 for traced in tasks.take(LOOK_S if is_idle else 0.0):
                     traced.keep(self.store.traces)
                     if traced.remark:
@@ -579,21 +584,23 @@ class Campaign:
             tasks.cancel()
             self._is_tracing = False
 
-    def _call(self, stage: str | None, method: str, *arguments: Any) -> Iterator[None]:
+    def _call(
+        self, stage: str | None, method: Callable[..., Any], *arguments: Any
+    ) -> Iterator[None]:
         """Call a method of the learner and wait for `self.learner.result`.
 
         Args:
             stage: Stage under which its progress is shown, if nothing is measured.
-            method: Name of a method of `learning.campaign_learner.CampaignLearner`.
+            method: A method of `CampaignLearner`.
             *arguments: Its arguments.
 
         Raises:
             LearnerError: It failed.
         """
         try:
-            self.learner.begin(method, *arguments)
-            while not self.learner.wait(0.0 if self.workers.running() else JOB_POLL_S):
-                if stage is not None and not self.workers.running():
+            self.learner.begin(method.__name__, *arguments)
+            while not self.learner.wait(0.0 if self.workers.list_running() else JOB_POLL_S):
+                if stage is not None and not self.workers.list_running():
                     done, total = self.learner.progress()
                     self._tell(stage, done=done, total=total)
                 yield
@@ -607,7 +614,7 @@ class Campaign:
             chosen = self._planner.draw(device, job.count)
         else:
             request = self._planner.request(device, number, job.count)
-            yield from self._call("choosing", "choose", request)
+            yield from self._call("choosing", CampaignLearner.choose, request)
             chosen = self._planner.chosen(device, self.learner.result, job.count)
         self.store.rounds.plan(self.id, number, PURPOSES[min(number, 2)], device, chosen)
         stacks = {known for known in self._adopted if known[0] == device}
@@ -627,7 +634,7 @@ class Campaign:
                 self.note("stack", str(left_out))
         self._left_out = known.left_out
         ended, began = self._look().ended, self.clock()
-        yield from self._call("learning", "fit", known.labels)
+        yield from self._call("learning", CampaignLearner.fit, known.labels)
         report: TrainingReport = self.learner.result
         standing, source = self.store.campaigns.standing(self.id), self.spec.devices.source
         has_heads = source in report.devices
@@ -646,7 +653,7 @@ class Campaign:
             )
         spent = Spent(standing.labels, sum(standing.seconds.values()), datetime.now(UTC))
         self._report = replace(report, left_out=self._left_out, spent=spent)
-        stop = target_reached(self._course.rules, report.evaluation, self.spec.devices.keys)
+        stop = stop_by_target(self._plan.rules, report.evaluation, self.spec.devices.keys)
         if stop is not None and not standing.is_enough:
             self._stop_by(stop)
 
@@ -662,7 +669,7 @@ class Campaign:
         """Begin nothing more because of a stop rule, also after a restart."""
         line = f"enough ({stop.rule}): {stop.reason}"
         event = {"message": line, "rule": stop.rule, "told": stop.reason}
-        self.store.campaigns.log_event(self.id, ENOUGH, event)
+        self.store.campaigns.log_event(self.id, STOP_EVENT, event)
         self._seen = None
 
     def _publish(self) -> Iterator[None]:
@@ -689,13 +696,15 @@ class Campaign:
         self._tell(eta_s=None)
         pairs = history.compiled_pairs(self.store, self.id)
         to = self.spec.registry
-        yield from self._call("publishing", "publish", self.snapshots, fields, pairs, to)
+        yield from self._call(
+            "publishing", CampaignLearner.publish, self.snapshots, fields, pairs, to
+        )
         snapshot, notes = self.learner.result
         for note in notes:
             self.note("published", note)
         self._seen = None
         self._look()  # the last moment for an order
-        yield from self._call("publishing", "promote", to or self.snapshots, snapshot)
+        yield from self._call("publishing", CampaignLearner.promote, to or self.snapshots, snapshot)
         self._tell(news=self.learner.result)
         self._finish(f"snapshot {snapshot}{f' in {to}' if to else ''}", snapshot)
 
@@ -735,7 +744,7 @@ class Campaign:
             self._told = self.activity
 
     def _show_counts(self, standing: Standing) -> None:
-        at_work = self.workers.running()
+        at_work = self.workers.list_running()
         if not at_work:
             return
         shown = [f"{worker.device}: {task.configuration}" for worker, task in at_work[:SHOWN]]
@@ -745,7 +754,7 @@ class Campaign:
             f"measuring, round {number} of {1 + self.spec.rounds.count}",
             done=min(standing.ended, self.spec.total),
             total=self.spec.total,
-            eta_s=seconds_to_go(self.spec, standing, self._knows.training_s, self._able_counts()),
+            eta_s=seconds_to_go(self.spec, standing, self._knows.training_s, self._count_able()),
             current=(*shown, *more),
         )
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from trappm.cluster.campaign.next_job import Course
+from trappm.cluster.campaign.next_job import CampaignPlan
 from trappm.cluster.spec import CampaignBudget, CampaignSpec, runs_nothing
 from trappm.cluster.stop_rules import CampaignEnd, Stop, StopRules, forecast
 from trappm.cluster.training_report import LeftOut, Spent, TrainingReport
@@ -20,11 +20,11 @@ from trappm.profiler.devices.catalogue import card_name
 from trappm.profiler.host.environment import stack_difference
 from trappm.profiler.records import METRICS, Execution, Provenance, is_cpu_device
 from trappm.store import AssignmentState, CampaignRecord, Store
-from trappm.store.campaigns import ENOUGH
+from trappm.store.campaigns import STOP_EVENT
 from trappm.store.records import Role
 
 
-def course_of(spec: CampaignSpec, traces_elsewhere: bool = False) -> Course:
+def plan_of(spec: CampaignSpec, traces_elsewhere: bool = False) -> CampaignPlan:
     """Return what a campaign file asks for.
 
     On CPU devices one thing runs at a time. The same holds for simulated and replayed devices:
@@ -32,7 +32,7 @@ def course_of(spec: CampaignSpec, traces_elsewhere: bool = False) -> Course:
     campaign can be repeated.
     """
     devices = spec.devices.keys
-    return Course(
+    return CampaignPlan(
         devices=devices,
         shares={device: spec.shares(device) for device in devices},
         one_at_a_time=any(is_cpu_device(d) or runs_nothing(d) for d in devices),
@@ -47,15 +47,15 @@ def training_reports(store: Store, campaign_id: str) -> list[TrainingReport]:
     return [report for report in reports if report is not None]
 
 
-def rule_held(store: Store, campaign_id: str) -> Stop | None:
+def find_stop(store: Store, campaign_id: str) -> Stop | None:
     """Return the stop rule that has ended a campaign; None if none has."""
-    events = store.campaigns.events(campaign_id, kind=ENOUGH)
+    events = store.campaigns.events(campaign_id, kind=STOP_EVENT)
     return next((Stop(e.message["rule"], e.message["told"]) for e in events), None)
 
 
-def end_of(store: Store, campaign: CampaignRecord, budget: CampaignBudget) -> CampaignEnd | None:
+def find_end(store: Store, campaign: CampaignRecord, budget: CampaignBudget) -> CampaignEnd | None:
     """Return what ended a campaign or will end it; None while there is no pace to forecast."""
-    held = rule_held(store, campaign.id)
+    held = find_stop(store, campaign.id)
     if held is not None:
         counts = store.assignments.counts(campaign.id).values()
         unmeasured = sum(states.get(AssignmentState.OPEN, 0) for states in counts)
@@ -82,12 +82,12 @@ def training_labels(store: Store, campaign_id: str) -> TrainingLabels:
     The same key on another software stack or card is another device, which needs a head of its own.
     The stack with most labels counts; if two have as many, the one planned first.
     """
-    everything = [
+    eager_labels = [
         label for label in store.labels.of_campaign(campaign_id)
         if label.configuration.execution is Execution.EAGER
     ]  # fmt: skip
     stacks: dict[str, Counter[str]] = defaultdict(Counter)
-    for label in everything:
+    for label in eager_labels:
         stacks[label.device][label.fingerprint] += 1
     most = {device: counts.most_common(1)[0][0] for device, counts in stacks.items()}
     left_out, cards = [], {}
@@ -111,7 +111,7 @@ def training_labels(store: Store, campaign_id: str) -> TrainingLabels:
             card=cards[label.device],
             step_time_error=errors.get(label.id),
         )
-        for label in everything
+        for label in eager_labels
         if label.fingerprint == most[label.device]
     ]
     return TrainingLabels(labels, tuple(left_out))

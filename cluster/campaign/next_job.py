@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from trappm.cluster.stop_rules import Stop, StopRules, deadline_passed
+from trappm.cluster.stop_rules import Stop, StopRules, stop_by_deadline
 from trappm.profiler.records import number_text
 from trappm.store.records import Standing
 
@@ -33,7 +33,7 @@ _MARGIN = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Course:
+class CampaignPlan:
     """Assignments of a campaign by device and round; each device has a share of every round."""
 
     devices: tuple[str, ...]
@@ -117,7 +117,7 @@ class LearnerState:
 
 
 def next_job(
-    standing: Standing, course: Course, learner: LearnerState, workers: Mapping[str, int]
+    standing: Standing, plan: CampaignPlan, learner: LearnerState, workers: Mapping[str, int]
 ) -> Job | None:
     """Return the next job; None while measurements must end first, or nothing is left to do.
 
@@ -137,24 +137,24 @@ def next_job(
     """
     if not standing.has_pool:
         return MakePool()
-    rounds = _Rounds(standing, course)
+    rounds = _Rounds(standing, plan)
     if 0 in rounds.open and rounds.has_ended(0):
         return Close(0)  # nothing is learned from the evaluation set
     if learner.has_failed:
         return None
-    is_ready = learner.is_ready or course.traces_elsewhere
+    is_ready = learner.is_ready or plan.traces_elsewhere
     if is_ready and (draw := next(rounds.unplanned_parts(0), None)):
         return draw
     if not learner.is_ready:
         return Prepare()
-    return _job_of_learner(standing, course, learner, workers)
+    return _job_of_learner(standing, plan, learner, workers)
 
 
 def _job_of_learner(
-    standing: Standing, course: Course, learner: LearnerState, workers: Mapping[str, int]
+    standing: Standing, plan: CampaignPlan, learner: LearnerState, workers: Mapping[str, int]
 ) -> Job | None:
     """Return the next job of a learner that has its encoder: close, publish, choose or train."""
-    rounds = _Rounds(standing, course)
+    rounds = _Rounds(standing, plan)
     knows_all = learner.known == standing.ended
     if knows_all and (learner.has_heads or standing.is_enough):
         if not rounds.open:
@@ -163,19 +163,19 @@ def _job_of_learner(
             return Close(rounds.open[0])
     if choice := next(rounds.unplanned_parts(1), None):
         return choice
-    short_of_work = [d for d in course.devices if _is_short(d, standing, course, learner, workers)]
+    short_of_work = [d for d in plan.devices if _is_short(d, standing, plan, learner, workers)]
     if short_of_work and learner.has_heads and (learner.may_choose or knows_all):
         return rounds.first_unplanned_part(short_of_work[0])
-    if course.one_at_a_time and (standing.leased or waiting(standing, course, learner)):
+    if plan.one_at_a_time and (standing.leased or count_waiting(standing, plan, learner)):
         return None
     has_all_ended = all(map(rounds.has_ended, rounds.open))
     if knows_all or not (short_of_work or has_all_ended):
         return None  # planned assignments are measured first
-    source = course.devices[0]
+    source = plan.devices[0]
     mine = [part for part in standing.pending if part.device == source]
     is_last_chance = not mine
-    to_come = waiting(standing, course, learner)[source] + sum(part.leased for part in mine)
-    if learner.known is None and 2 * to_come > course.shares[source][1]:
+    to_come = count_waiting(standing, plan, learner)[source] + sum(part.leased for part in mine)
+    if learner.known is None and 2 * to_come > plan.shares[source][1]:
         return None  # half of the initial round is the least to choose by
     if learner.lacks_heads and not (is_last_chance or standing.is_enough):
         return None  # there were too few labels: wait for all of the initial round
@@ -183,7 +183,7 @@ def _job_of_learner(
 
 
 def due_before(
-    standing: Standing, course: Course, learner: LearnerState, device: str
+    standing: Standing, plan: CampaignPlan, learner: LearnerState, device: str
 ) -> int | None:
     """Return the round from which on assignments wait; None: all may be measured.
 
@@ -191,23 +191,23 @@ def due_before(
     are too few labels to choose by, nothing is worth waiting for. A learner that has failed plans
     no other round.
     """
-    number = _Rounds(standing, course).first_unplanned(device)
-    is_last = number == course.rounds or learner.has_failed
+    number = _Rounds(standing, plan).first_unplanned(device)
+    is_last = number == plan.rounds or learner.has_failed
     return None if is_last or learner.lacks_heads else number
 
 
-def waiting(standing: Standing, course: Course, learner: LearnerState) -> Counter[str]:
+def count_waiting(standing: Standing, plan: CampaignPlan, learner: LearnerState) -> Counter[str]:
     """Return the number of assignments by device that may be measured now."""
     counts = Counter[str]()
-    if may_measure(standing, course):
+    if may_measure(standing, plan):
         for part in standing.pending:
-            before = due_before(standing, course, learner, part.device)
+            before = due_before(standing, plan, learner, part.device)
             if part.waiting and (before is None or part.due < before):
                 counts[part.device] += part.waiting
     return counts
 
 
-def may_measure(standing: Standing, course: Course, *, begun: int = 0) -> bool:
+def may_measure(standing: Standing, plan: CampaignPlan, *, begun: int = 0) -> bool:
     """Return whether one more measurement may begin, in addition to all that run.
 
     Args:
@@ -215,27 +215,27 @@ def may_measure(standing: Standing, course: Course, *, begun: int = 0) -> bool:
         course: What the campaign file asks for.
         begun: Number of measurements that have begun since then.
     """
-    return not standing.is_enough and _spent(standing, course, begun) is None
+    return not standing.is_enough and _spent(standing, plan, begun) is None
 
 
-def stop_that_holds(standing: Standing, course: Course, now: datetime) -> Stop | None:
+def stop_that_holds(standing: Standing, plan: CampaignPlan, now: datetime) -> Stop | None:
     """Return the rule by which nothing more may begin: the deadline, or a budget that is spent."""
     if standing.is_enough:
         return None
-    if (stop := deadline_passed(course.rules, now)) is not None:
+    if (stop := stop_by_deadline(plan.rules, now)) is not None:
         return stop
-    rounds = _Rounds(standing, course)
-    unplanned = any(rounds.first_unplanned(d) < course.rounds for d in course.devices)
+    rounds = _Rounds(standing, plan)
+    unplanned = any(rounds.first_unplanned(d) < plan.rounds for d in plan.devices)
     if standing.leased or not (unplanned or standing.pending):
         return None
-    return _spent(standing, course)
+    return _spent(standing, plan)
 
 
-def _spent(standing: Standing, course: Course, begun: int = 0) -> Stop | None:
+def _spent(standing: Standing, plan: CampaignPlan, begun: int = 0) -> Stop | None:
     """Return the first budget that is spent; measurements that run count as labels."""
     labels = standing.labels + standing.leased + begun
     seconds = sum(standing.seconds.values())
-    for rule, limit, spent in course.rules.budgets(labels, seconds):
+    for rule, limit, spent in plan.rules.budgets(labels, seconds):
         if spent >= limit * (1.0 - 1e-9):  # sums of seconds are not exact
             return Stop(rule, f"{number_text(spent)} of {number_text(limit)} {rule} are spent")
     return None
@@ -244,10 +244,10 @@ def _spent(standing: Standing, course: Course, begun: int = 0) -> Stop | None:
 class _Rounds:
     """Rounds of a campaign: planned by device, ended, closed. One has ended when all parts have."""
 
-    def __init__(self, standing: Standing, course: Course) -> None:
-        self._standing, self._course = standing, course
+    def __init__(self, standing: Standing, plan: CampaignPlan) -> None:
+        self._standing, self._plan = standing, plan
         known = {part.number: part for part in standing.rounds}
-        numbers = sorted(known) if standing.is_enough else range(course.rounds)
+        numbers = sorted(known) if standing.is_enough else range(plan.rounds)
         self.open = [n for n in numbers if n not in known or not known[n].is_closed]
         """Rounds that are not closed, the earliest first."""
         self._planned = {number: part.planned for number, part in known.items()}
@@ -261,22 +261,22 @@ class _Rounds:
         planned = self._planned.get(number, {})
         return all(
             (device in planned or self._standing.is_enough) and not self._unended[number, device]
-            for device in self._course.devices
+            for device in self._plan.devices
         )
 
     def first_unplanned(self, device: str) -> int:
         """Return the first round whose part is not planned; the number of rounds if all are."""
-        numbers = range(self._course.rounds)
+        numbers = range(self._plan.rounds)
         return next((n for n in numbers if device not in self._planned.get(n, {})), len(numbers))
 
     def first_unplanned_part(self, device: str) -> Choose:
         number = self.first_unplanned(device)
-        return Choose(device, number, self._course.shares[device][number])
+        return Choose(device, number, self._plan.shares[device][number])
 
     def unplanned_parts(self, number: int) -> Iterator[Choose]:
         """Yield the parts up to a round that are not planned, if one may still begin."""
-        if may_measure(self._standing, self._course):
-            for device in self._course.devices:
+        if may_measure(self._standing, self._plan):
+            for device in self._plan.devices:
                 if self.first_unplanned(device) <= number:
                     yield self.first_unplanned_part(device)
 
@@ -284,16 +284,16 @@ class _Rounds:
 def _is_short(
     device: str,
     standing: Standing,
-    course: Course,
+    plan: CampaignPlan,
     learner: LearnerState,
     workers: Mapping[str, int],
 ) -> bool:
     """Return whether the device's part of its next round should be planned now."""
-    is_planned = _Rounds(standing, course).first_unplanned(device) == course.rounds
-    if is_planned or not may_measure(standing, course):
+    is_planned = _Rounds(standing, plan).first_unplanned(device) == plan.rounds
+    if is_planned or not may_measure(standing, plan):
         return False
-    count = waiting(standing, course, learner)[device]
-    if not count or course.one_at_a_time:
+    count = count_waiting(standing, plan, learner)[device]
+    if not count or plan.one_at_a_time:
         return not count
     at_once = max(1, workers.get(device, 0))
     attempts = standing.attempts.get(device, 0)

@@ -47,7 +47,7 @@ def begin(store: Store, campaign_id: str, tell: Callable[[str], None] = lambda s
         OwnedError: Another process runs it.
         InputError: It has ended.
     """
-    _patiently(lambda: store.owners.begin_campaign(campaign_id), tell)
+    _call_patiently(lambda: store.owners.begin_campaign(campaign_id), tell)
 
 
 @contextlib.contextmanager
@@ -62,7 +62,7 @@ def ownership(store: Store, campaign_id: str) -> Iterator[Store | None]:
     """
     owner_id, process = uuid.uuid4().hex, this_process()
     claim = lambda: store.owners.claim_campaign(campaign_id, owner_id, process)  # noqa: E731
-    if not _patiently(claim, lambda stage: None):
+    if not _call_patiently(claim, lambda stage: None):
         yield None
         return
     over = threading.Event()
@@ -90,7 +90,7 @@ def _beat(store: Store, campaign_id: str, owner_id: str, over: threading.Event) 
             continue  # it is unavailable, also to others
 
 
-def _patiently(do: Callable[[], _Result], tell: Callable[[str], None]) -> _Result:
+def _call_patiently(do: Callable[[], _Result], tell: Callable[[str], None]) -> _Result:
     """Call `do`; wait for an owner that is about to stop, or that was killed.
 
     Raises:

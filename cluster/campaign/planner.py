@@ -53,7 +53,7 @@ def pool_of(spec: CampaignSpec, store: Store) -> list[Configuration]:
     return store.pools.get(spec.pool) if isinstance(spec.pool, str) else build_pool(spec.pool)
 
 
-def without_refused(pool: Sequence[Configuration], store: Store) -> list[Configuration]:
+def drop_refused(pool: Sequence[Configuration], store: Store) -> list[Configuration]:
     """Return the configurations whose models have a graph, or were not traced yet."""
     states = store.traces.states(steps_of(pool))
     with_graph = {_pair(key) for key, state in states.items() if state.graph_hash}
@@ -250,7 +250,7 @@ class Planner:
                 (exceeds if least_mib > capacity_mib else fits).append(configuration)
             drawn = fits + exceeds
         reason = {"strategy": "uniform draw"}
-        return self._planned(device, Role.EVALUATE, [(c, reason) for c in drawn[:count]], count)
+        return self._plan(device, Role.EVALUATE, [(c, reason) for c in drawn[:count]], count)
 
     def request(self, device: str, number: int, count: int) -> ChoiceRequest:
         """Return the request for a device's part of the initial or of an acquired round.
@@ -265,7 +265,7 @@ class Planner:
         }
         unsteady = {
             a.configuration.id: a.failures
-            for a, outcome in self._store.assignments.failed(self._id)
+            for a, outcome in self._store.assignments.list_failed(self._id)
             if (a.device, outcome) == (device, Outcome.UNSTABLE) and a.configuration.id in trainable
         }
         candidates = [name for name in trainable if name not in assigned or name in unsteady]
@@ -289,7 +289,7 @@ class Planner:
         """
         by_id = {c.id: c for c, _ in self.pool}
         ranked = [(by_id[c.configuration_id], dict(c.reason)) for c in choices]
-        return self._planned(device, Role.TRAIN, ranked, self._all_or(count))
+        return self._plan(device, Role.TRAIN, ranked, self._all_or(count))
 
     def _eager(self, device: str, *, is_held_out: bool) -> list[Configuration]:
         """Return what can be drawn or chosen for a device: compiled steps follow eager ones."""
@@ -303,7 +303,7 @@ class Planner:
         """Return the size of a part of a round: all there is, or the number of the budget."""
         return len(self.pool) if self._spec.strategy == ALL else count
 
-    def _planned(
+    def _plan(
         self,
         device: str,
         role: Role,

@@ -42,7 +42,7 @@ from trappm.learner.paper.encoder import Encoder, make_encoder
 from trappm.learner.paper.presets import preset_named
 from trappm.learner.physics.devices.known_devices import KnownDevices, known_devices
 from trappm.learner.physics.step_time import StepTimePrior
-from trappm.learner.snapshots.compiled_ratios import compiled_ratios
+from trappm.learner.snapshots.compiled_ratios import fit_compiled_ratios
 from trappm.learner.snapshots.registry import LATEST, Registry
 from trappm.learner.snapshots.regressions import promote
 from trappm.learner.snapshots.snapshot import save_snapshot
@@ -379,7 +379,7 @@ class CampaignLearner:
         shared = Registry(registry or folder)
         before = shared.history(LATEST)
         notes, errors = self._leave_lost_transfer({**(fields.get("errors") or {})})
-        ratios, about_ratios = self._compiled_ratios(pairs)
+        ratios, about_ratios = self._fit_compiled_ratios(pairs)
         info = save_snapshot(
             folder,
             encoder=self._pool.encoder,
@@ -403,7 +403,7 @@ class CampaignLearner:
             shared.push(info.folder)
         return info.id, (*notes, *about_ratios)
 
-    def _compiled_ratios(
+    def _fit_compiled_ratios(
         self, pairs: Sequence[CompiledPair]
     ) -> tuple[dict[str, dict[Phase, dict[str, Any]]], list[str]]:
         """Return the manifest's ratios of compiled steps, and lines about them."""
@@ -413,7 +413,7 @@ class CampaignLearner:
             dict(zip(names, values, strict=True))
             for values in (self._pool.families, self._pool.groups)
         )
-        ratios, lines = compiled_ratios(pairs, workloads, families, groups)
+        ratios, lines = fit_compiled_ratios(pairs, workloads, families, groups)
         dumped = {
             device: {phase: ratio.model_dump() for phase, ratio in by_phase.items()}
             for device, by_phase in ratios.items()
@@ -430,7 +430,7 @@ class CampaignLearner:
         self._note(0, 0)
         for number, device in enumerate(self._scratch):
             training = [x for x in self._training_labels if x.device == device]
-            judged = cross_validated(
+            judged = cross_validate(
                 training,
                 [self._pool.groups[i] for i in self._pool.rows_of(training)],
                 self._heads[self._source],
@@ -526,7 +526,7 @@ class CampaignLearner:
         self._progress = (done, total)
 
 
-def cross_validated(
+def cross_validate(
     labels: Sequence[TrainingLabel],
     groups: Sequence[str],
     source: DeviceHeads,

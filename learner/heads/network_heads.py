@@ -17,11 +17,11 @@ from trappm.learner.interface import (
     Settings,
     Targets,
     Workload,
-    joined_tensors,
+    join_tensors,
     predictions_of,
     with_prefix,
 )
-from trappm.learner.paper.estimators import embedded_vectors, paper_estimator
+from trappm.learner.paper.estimators import embed_vectors, paper_estimator
 from trappm.learner.paper.presets import HeadPreset
 from trappm.learner.paper.regressor import HeadNetwork, NetworkModel
 from trappm.profiler.errors import InputError
@@ -52,7 +52,7 @@ class NetworkHeads:
         return predictions_of(self.metrics, estimates, len(workloads))
 
     def tensors(self) -> dict[str, Tensor]:
-        return joined_tensors(self.heads)
+        return join_tensors(self.heads)
 
     def settings(self) -> dict[str, Any]:
         return {"kind": KIND, "metrics": list(self.metrics), "label_count": self.label_count}
@@ -68,7 +68,7 @@ class NetworkHeads:
         heads = {
             metric: NetworkModel.from_tensors(
                 lambda width, mean_nodes: HeadNetwork(preset, width, mean_nodes),
-                embedded_vectors,
+                embed_vectors,
                 preset,
                 with_prefix(tensors, f"{metric}."),
             )

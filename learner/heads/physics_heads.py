@@ -65,7 +65,7 @@ from trappm.learner.interface import (
     Targets,
     TrainedHeads,
     Workload,
-    joined_tensors,
+    join_tensors,
     predictions_of,
     with_prefix,
 )
@@ -162,7 +162,7 @@ class Head(Generic[P]):
             log_std=stated,
             log_std_of_mean=np.sqrt(np.maximum(deviation**2 - self.residual.noise**2, 0.0)),
             outside=outside,
-            labels_end=None if self.labelled is None else self.labelled.end_before(median),
+            extrapolated_from=None if self.labelled is None else self.labelled.end_before(median),
         )
         return estimate.without(self.excess) if self.excess else estimate
 
@@ -201,7 +201,7 @@ class Head(Generic[P]):
     def tensors(self) -> dict[str, Tensor]:
         """Return everything learned, by name; `from_tensors` is the inverse."""
         names = ("prior", "residual", "calibration", "familiarity", "source", "labelled")
-        tensors = joined_tensors({name: getattr(self, name) for name in names})
+        tensors = join_tensors({name: getattr(self, name) for name in names})
         return {**tensors, "source_share": torch.tensor(self.source_share, dtype=torch.float64)}
 
     @classmethod
@@ -467,7 +467,7 @@ class Heads:
         return replace(self, heads=heads, memory_loop=head.prior.loop)
 
     def tensors(self) -> dict[str, Tensor]:
-        return joined_tensors(self.heads)
+        return join_tensors(self.heads)
 
     def settings(self) -> dict[str, Any]:
         return {
@@ -752,7 +752,7 @@ class OtherDevices:
         tensors = {"constants": self.constants}
         tensors |= {f"{basis}.{model}": values for (basis, model), values in self.of_cards.items()}
         parts = {f"errors.{basis}.{phase}": c for (basis, phase), c in self.step_time.items()}
-        return tensors | joined_tensors({**parts, "errors.memory": self.memory})
+        return tensors | join_tensors({**parts, "errors.memory": self.memory})
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:

@@ -39,17 +39,17 @@ def node_keys(features: FloatArray, edges: IntArray) -> IntArray:
         edges: Producer and consumer (E, 2).
     """
     bits = np.ascontiguousarray(features, dtype=np.float32).view(np.uint32).astype(np.uint64)
-    key = _mixed((_mixed(bits) * _WORDS[: bits.shape[1]]).sum(axis=1, dtype=np.uint64))
+    key = _mix((_mix(bits) * _WORDS[: bits.shape[1]]).sum(axis=1, dtype=np.uint64))
     keys = [key]
     for _ in range(MAX_DEPTH):
         before = np.zeros_like(key)
-        np.add.at(before, edges[:, 1], _mixed(key[edges[:, 0]] ^ _WORDS[0]))
-        key = _mixed(key * _WORDS[1] + _mixed(before))
+        np.add.at(before, edges[:, 1], _mix(key[edges[:, 0]] ^ _WORDS[0]))
+        key = _mix(key * _WORDS[1] + _mix(before))
         keys.append(key)
     return (np.stack(keys, axis=1) >> np.uint64(1)).astype(np.int64)
 
 
-def _mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """Apply SplitMix64's finalizer (Steele et al. 2014): each bit depends on all."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

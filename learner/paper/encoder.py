@@ -32,7 +32,7 @@ from trappm.learner.interface import FloatArray, with_prefix
 from trappm.learner.paper.distinct_nodes import classes_of, one_hot, propagate
 from trappm.learner.paper.graphs import Scaler, batches, fit_node_scaler, to_data
 from trappm.learner.paper.presets import EncoderPreset
-from trappm.learner.paper.training import torch_seeded, train
+from trappm.learner.paper.training import seed_torch, train
 from trappm.learner.stats.folds import grouped_folds, layers_hash
 from trappm.profiler.errors import InputError
 from trappm.profiler.graphs.features import NODE_FEATURES
@@ -139,7 +139,7 @@ def train_encoder(
     scaler = fit_node_scaler(graphs)
     data = [to_data(graph, scaler) for graph in connected]
     held_out = grouped_folds([layers_hash(g) for g in connected], HELD_OUT_FOLDS, generator) == 0
-    with torch_seeded(generator):
+    with seed_torch(generator):
         network = EncoderNetwork(preset)
         train(
             network,
@@ -194,7 +194,7 @@ def random_encoder(
     graphs: Sequence[Graph], preset: EncoderPreset, generator: np.random.Generator
 ) -> Encoder:
     """Return an untrained encoder with scaled inputs, the paper's ablation "random encoder"."""
-    with torch_seeded(generator):
+    with seed_torch(generator):
         network = EncoderNetwork(preset).eval().requires_grad_(False)
     return Encoder(preset, network, fit_node_scaler(graphs))
 
@@ -202,7 +202,7 @@ def random_encoder(
 class EncoderCache(Protocol):
     """Place that keeps files of trained encoders by name, such as a registry."""
 
-    def cached(self, name: str) -> bytes | None: ...
+    def read_file(self, name: str) -> bytes | None: ...
 
     def cache(self, name: str, data: bytes) -> None: ...
 
@@ -234,7 +234,7 @@ def make_encoder(
     if not pretrained:
         return random_encoder(graphs, preset, generator)
     name = f"encoder-{_key(graphs, preset, seed)}.safetensors"
-    if (data := cache.cached(name)) is not None:
+    if (data := cache.read_file(name)) is not None:
         with contextlib.suppress(SafetensorError, KeyError, RuntimeError, ValueError):
             return Encoder.from_tensors(preset, load(data))
     encoder = train_encoder(graphs, preset, generator, on_progress)

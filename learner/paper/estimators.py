@@ -33,7 +33,7 @@ def paper_estimator(
     return Regressor(
         name=name,
         network=lambda width, mean_nodes: HeadNetwork(preset, width, mean_nodes),
-        vector=embedded_vectors if encoder is None else _Embedded(encoder),
+        vector=embed_vectors if encoder is None else _Embedded(encoder),
         training=preset,
         on_step=on_step,
     )
@@ -55,7 +55,7 @@ class _Embedded:
         return join_vectors(workloads, rows.reshape(len(graphs), self._encoder.width))
 
 
-def embedded_vectors(workloads: Sequence[Workload]) -> FloatArray:
+def embed_vectors(workloads: Sequence[Workload]) -> FloatArray:
     """Return unscaled embeddings and static features of workloads (n, width + 6).
 
     Raises:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 
-from trappm.learner.interface import FloatArray, IntArray, Workload, cached_with_first
+from trappm.learner.interface import FloatArray, IntArray, Workload, cache_on_first
 from trappm.learner.paper.distinct_nodes import node_keys
 from trappm.profiler.errors import InputError
 from trappm.profiler.graphs.features import NODE_FEATURES, OPERATORS, node_features, static_features
@@ -114,7 +114,7 @@ def to_data(
 _SIZES = NODE_FEATURES - len(OPERATORS)
 
 
-@cached_with_first
+@cache_on_first
 def _node_table(graph: Graph) -> tuple[FloatArray, IntArray]:
     """Return operator number and unscaled sizes (N, 16), and the keys of `distinct_nodes`."""
     features = node_features(graph)

@@ -32,13 +32,13 @@ from trappm.learner.interface import (
     Model,
     Targets,
     Workload,
-    joined_tensors,
+    join_tensors,
     with_prefix,
 )
 from trappm.learner.paper.distinct_nodes import classes_of, one_hot, propagate
 from trappm.learner.paper.graphs import Scaler, batches, fit_node_scaler, to_data
 from trappm.learner.paper.presets import HeadPreset, Training
-from trappm.learner.paper.training import torch_seeded, train
+from trappm.learner.paper.training import seed_torch, train
 from trappm.learner.physics.prior import OPERATORS, operator_shares
 from trappm.learner.stats.calibration import Calibration, Familiarity, UnseenErrors
 from trappm.learner.stats.folds import grouped_folds
@@ -104,13 +104,13 @@ class HeadNetwork(nn.Module):
     def forward(self, data: Batch) -> Tensor:
         """Return outputs (graphs, 1) for a batch of `to_data` with vectors."""
         # The paper's sum; the constant divisor brings its magnitude near one.
-        joined = torch.cat([self._pooled(data) / self.mean_nodes, data.vector], dim=1)
+        joined = torch.cat([self._pool(data) / self.mean_nodes, data.vector], dim=1)
         for linear in self.layers:
             joined = self.dropout(F.relu(linear(joined)))
         output: Tensor = self.output(joined)
         return output
 
-    def _pooled(self, data: Batch) -> Tensor:
+    def _pool(self, data: Batch) -> Tensor:
         if self.distinct:
             classes = classes_of(data, len(self.convolutions))
             x = propagate(classes, self.convolutions, self.dropout)
@@ -210,7 +210,7 @@ class NetworkModel:
         }
         for i, network in enumerate(self.networks):
             tensors |= {f"network{i}.{name}": v for name, v in network.state_dict().items()}
-        return tensors | joined_tensors(
+        return tensors | join_tensors(
             {"calibration": self.calibration, "familiarity": self.familiarity}
         )
 
@@ -279,9 +279,9 @@ class Regressor:
         training: it shifts the center. All weights are then trained at a smaller learning rate.
 
         Raises:
-            InputError: As `labelled`, or `start` is a model of another method.
+            InputError: As `select_labelled`, or `start` is a model of another method.
         """
-        rows, logs = labelled(workloads, targets)
+        rows, logs = select_labelled(workloads, targets)
         chosen, groups = [workloads[i] for i in rows], [targets.groups[i] for i in rows]
         if start is None:
             scales = Scales(
@@ -316,7 +316,7 @@ class Regressor:
         folds = grouped_folds(groups, FOLDS, generator)
         count = min(self.training.members, int(folds.max()) + 1)
         networks, errors = [], np.full(len(data), np.nan)
-        with torch_seeded(generator):
+        with seed_torch(generator):
             for number in range(count):
                 network = self.network(len(scales.vector.mean), mean_nodes)
                 if start:
@@ -355,7 +355,7 @@ class Regressor:
         )  # fmt: skip
 
 
-def labelled(workloads: Sequence[Workload], targets: Targets) -> tuple[list[int], Array]:
+def select_labelled(workloads: Sequence[Workload], targets: Targets) -> tuple[list[int], Array]:
     """Return the rows with a value, and the logarithms of the values.
 
     Raises:

@@ -123,7 +123,7 @@ def _state(network: nn.Module) -> dict[str, Tensor]:
 
 
 @contextmanager
-def torch_seeded(generator: np.random.Generator) -> Iterator[None]:
+def seed_torch(generator: np.random.Generator) -> Iterator[None]:
     """Seed torch's global generator inside the block, and restore its state afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(generator.integers(2**63)))

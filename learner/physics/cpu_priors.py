@@ -26,7 +26,7 @@ from typing import ClassVar, Self
 import numpy as np
 from torch import Tensor
 
-from trappm.learner.interface import Array, Workload, cached_with_first
+from trappm.learner.interface import Array, Workload, cache_on_first
 from trappm.learner.physics.graph_prior import FORWARD_SHARE, settings_and_operators
 from trappm.learner.physics.graph_prior import PRODUCTS as GRAPH_PRODUCTS
 from trappm.learner.physics.memory import MemoryPrior, amp_factor, step_memory
@@ -151,7 +151,7 @@ class CpuTimePrior(CpuPrior):
     feature_groups = (4, len(TIME_SPEC.spreads), len(OPERATORS), 5)
 
     @staticmethod
-    @cached_with_first
+    @cache_on_first
     def terms_of(workload: Workload) -> list[float]:
         """Return the terms in ms on the reference core (31).
 
@@ -227,7 +227,7 @@ class CpuMemoryPrior(CpuPrior):
     feature_groups = MemoryPrior.feature_groups
 
     @staticmethod
-    @cached_with_first
+    @cache_on_first
     def terms_of(workload: Workload) -> list[float]:
         """Return the terms in MiB (5)."""
         graph = workload.graph

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trappm.learner.interface import Array, IntArray, Workload, cached_with_first
+from trappm.learner.interface import Array, IntArray, Workload, cache_on_first
 from trappm.learner.physics.prior import OPERATORS, PriorSpec, TermPrior, operator_shares
 from trappm.profiler.graphs.nodes import BYTES_PER_ELEMENT
 from trappm.profiler.records import Graph, MemoryFormat, Optimizer, Phase, Precision
@@ -154,7 +154,7 @@ class _Totals:
     parameters: float
 
 
-@cached_with_first
+@cache_on_first
 def _totals(graph: Graph) -> _Totals:
     elements_in = _elements(graph.input_shapes)
     elements_out = _elements(graph.output_shapes)

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trappm.learner.interface import Array, BoolArray, Workload, cached_with_first
+from trappm.learner.interface import Array, BoolArray, Workload, cache_on_first
 from trappm.learner.physics.prior import OPERATORS, PriorSpec, TermPrior, operator_shares
 from trappm.profiler.devices.catalogue import CONTEXT_MIB, DeviceSpec
 from trappm.profiler.graphs.nodes import BYTES_PER_ELEMENT, VIEWS
@@ -95,7 +95,7 @@ def amp_factor(workload: Workload, memory: StepMemory) -> float:
     return weights + AMP_SHARE * (1.0 - weights)
 
 
-@cached_with_first
+@cache_on_first
 def _simulated(trace: Trace, batch_size: int, optimizer: Optimizer, loop: Loop) -> StepMemory:
     peaks, events = memory_of(trace, batch_size, optimizer, loop), trace.allocations
     assert events is not None  # noqa: S101  (a workload has no other traces)
@@ -136,7 +136,7 @@ def _simulated(trace: Trace, batch_size: int, optimizer: Optimizer, loop: Loop) 
     )
 
 
-@cached_with_first
+@cache_on_first
 def _of_untraced(graph: Graph, optimizer: Optimizer, loop: Loop) -> StepMemory:
     """A guess: weights, states and gradients, and a share of all results, kept for the backward."""
     outputs = graph.memory_bytes - BYTES_PER_ELEMENT * graph.parameters
@@ -146,7 +146,7 @@ def _of_untraced(graph: Graph, optimizer: Optimizer, loop: Loop) -> StepMemory:
     return _of_graph(graph, (weights + parameters + kept) / MIB, weights / MIB)
 
 
-@cached_with_first
+@cache_on_first
 def _forward_only(graph: Graph) -> StepMemory:
     """A forward pass without gradients: each tensor lives until its last reader has run."""
     outputs = (graph.memory_bytes - BYTES_PER_ELEMENT * graph.parameters).astype(np.float64)

@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from trappm.learner.interface import Array, IntArray, Workload, joined_tensors, with_prefix
+from trappm.learner.interface import Array, IntArray, Workload, join_tensors, with_prefix
 from trappm.learner.physics.prior import PriorSpec, TermPrior
 from trappm.learner.physics.step_time import Lookup, Peak, StepTimePrior, terms_of, times_of
 
@@ -217,7 +217,7 @@ class PowerPrior(TermPrior):
         return np.hstack([logs[:, None], shares, self.times.features(workloads)])
 
     def tensors(self) -> dict[str, Tensor]:
-        times = joined_tensors({"times": self.times})
+        times = join_tensors({"times": self.times})
         return {**super().tensors(), **times, "full_w": torch.from_numpy(self.full_w.copy())}
 
     @classmethod

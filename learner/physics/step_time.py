@@ -25,9 +25,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from trappm.learner.interface import Array, BoolArray, IntArray, Workload, cached_with_first
+from trappm.learner.interface import Array, BoolArray, IntArray, Workload, cache_on_first
 from trappm.learner.physics.prior import Prior
-from trappm.learner.stats.folds import drawn_rows
+from trappm.learner.stats.folds import draw_rows
 from trappm.profiler.devices.catalogue import DeviceSpec
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Optimizer, Phase, Precision
@@ -177,7 +177,7 @@ def terms_of(workloads: Sequence[Workload], spec: DeviceSpec) -> Terms:
 _Rows = dict[str, npt.NDArray[Any]]
 
 
-@cached_with_first
+@cache_on_first
 def _parts(workload: Workload, spec: DeviceSpec) -> tuple[_Rows, _Rows, dict[str, Any]]:
     """Return streams, products, and the other `Terms` of one workload."""
     traced = workload.kernels
@@ -1001,7 +1001,7 @@ class StepTimePrior(Prior):
             return self
         is_few = len(known) < MANY_LABELS
         if len(known) > MAX_LABELS:
-            known = known[drawn_rows(len(known), MAX_LABELS)]
+            known = known[draw_rows(len(known), MAX_LABELS)]
         learned = near.learned_spreads if near is not None and not is_few else None
         given = self.between if is_few else learned
         fit = DeviceFit(

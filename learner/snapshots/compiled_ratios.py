@@ -70,12 +70,12 @@ class Pairs:
         times = None if self.times is None else (self.times[0][chosen], self.times[1][chosen])
         return Pairs(self.measured[chosen], self.families[chosen], self.groups[chosen], times)
 
-    def added(self, offsets: Mapping[str, float]) -> Array:
+    def offsets_of(self, offsets: Mapping[str, float]) -> Array:
         """Return what is added to the ratio of each (n)."""
         return np.array([offsets.get(name, 0.0) for name in self.families.tolist()])
 
 
-def compiled_ratios(
+def fit_compiled_ratios(
     pairs: Sequence[CompiledPair],
     workloads: Mapping[str, Workload],
     families: Mapping[str, str],
@@ -115,19 +115,19 @@ def compiled_ratios(
         line = f"{device}: a compiled {phase} step takes {math.exp(ratio.log_ratio):.2f} times the "
         line += f"eager one (by the {how} of {ratio.pairs} pairs"
         if len(held_out):
-            errors = np.abs(np.expm1(predicted(ratio, held_out) - held_out.measured))
+            errors = np.abs(np.expm1(predict_ratios(ratio, held_out) - held_out.measured))
             line += f"; mean error {errors.mean():.0%} on {len(held_out)} held-out pairs"
         lines.append(f"{line})")
     return ratios, lines
 
 
-def predicted(ratio: CompiledRatio, pairs: Pairs) -> Array:
+def predict_ratios(ratio: CompiledRatio, pairs: Pairs) -> Array:
     """Return the logarithms of predicted ratios (n)."""
     logs = np.full(len(pairs), ratio.log_ratio)
     if ratio.constants and pairs.times is not None:
         parts, eager = pairs.times
         logs = CompiledStep(np.array(ratio.constants)).log_times(parts) - eager
-    return logs + pairs.added(ratio.families)
+    return logs + pairs.offsets_of(ratio.families)
 
 
 def better_ratio(pairs: Pairs) -> CompiledRatio:
@@ -152,7 +152,7 @@ def held_out_errors(pairs: Pairs, fit: Callable[[Pairs], CompiledRatio]) -> Arra
     for group in np.unique(groups):
         out = groups == group
         unseen = pairs.at(out)
-        errors[out] = unseen.measured - predicted(fit(pairs.at(~out)), unseen)
+        errors[out] = unseen.measured - predict_ratios(fit(pairs.at(~out)), unseen)
     return errors
 
 
@@ -179,7 +179,7 @@ def by_kernels(pairs: Pairs) -> CompiledRatio:
     assert pairs.times is not None  # noqa: S101  (the caller has asked)
     parts, eager = pairs.times
     known = reference_offsets()
-    times = eager + pairs.measured - pairs.added(known)
+    times = eager + pairs.measured - pairs.offsets_of(known)
     step = reference_step().refit(parts, times)
     own = family_offsets(times - step.log_times(parts), pairs.families.tolist())
     return CompiledRatio(

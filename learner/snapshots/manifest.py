@@ -242,7 +242,7 @@ def label_set_hash(labels: Sequence[TrainingLabel]) -> str:
     return hashlib.sha256("\n".join(rows).encode()).hexdigest()
 
 
-def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
+def seal(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Return the manifest with its id and checksum as JSON values; raise ValueError for NaN."""
     whole: dict[str, Any] = json.loads(json.dumps(manifest, allow_nan=False))
     whole["id"] = _content_id(whole)
@@ -262,7 +262,7 @@ def entries(contents: Mapping[str, bytes]) -> dict[str, dict[str, Any]]:
     }
 
 
-def checked_manifest(data: bytes, place: str) -> Manifest:
+def parse_manifest(data: bytes, place: str) -> Manifest:
     """Return the manifest in bytes that were found at `place`.
 
     Raises:
@@ -271,7 +271,7 @@ def checked_manifest(data: bytes, place: str) -> Manifest:
     try:
         manifest = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise damaged(place, f"{MANIFEST} is not valid JSON") from error
+        raise damage_error(place, f"{MANIFEST} is not valid JSON") from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise SnapshotError(
             f"{place}/{MANIFEST} is not the manifest of a TraPPM snapshot; "
@@ -285,27 +285,27 @@ def checked_manifest(data: bytes, place: str) -> Manifest:
     for part in ("heads", "cards", "errors"):
         count = len(manifest[part]) if isinstance(manifest.get(part), dict) else 0
         if count > MAX_DEVICES:  # before their entries are read
-            raise damaged(place, f"{part} has {count:,} devices; at most {MAX_DEVICES:,}")
+            raise damage_error(place, f"{part} has {count:,} devices; at most {MAX_DEVICES:,}")
     sound = manifest.get("checksum") == _checksum(manifest)
     if not sound or manifest.get("id") != _content_id(manifest):
-        raise damaged(place, f"{MANIFEST} does not match its own checksum")
+        raise damage_error(place, f"{MANIFEST} does not match its own checksum")
     try:
         checked = Manifest.of(manifest, data)
     except ValidationError as error:
         fault = error.errors(include_url=False, include_context=False)[0]
         where = ".".join(str(part)[:60] for part in fault["loc"])
-        raise damaged(place, f"in {MANIFEST} is {where}: {fault['msg']}") from None
+        raise damage_error(place, f"in {MANIFEST} is {where}: {fault['msg']}") from None
     if MANIFEST in checked.files:
-        raise damaged(place, f"it names a file {MANIFEST!r}")
+        raise damage_error(place, f"it names a file {MANIFEST!r}")
     return checked
 
 
 def check_file(name: str, entry: FileEntry, data: bytes, place: str) -> None:
     """Raise SnapshotError for bytes that differ from the manifest's entry."""
     if len(data) != entry.bytes:
-        raise damaged(place, f"{name} has {len(data)} bytes, not {entry.bytes}")
+        raise damage_error(place, f"{name} has {len(data)} bytes, not {entry.bytes}")
     if hashlib.sha256(data).hexdigest() != entry.sha256:
-        raise damaged(place, f"{name} does not match its checksum")
+        raise damage_error(place, f"{name} does not match its checksum")
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -315,7 +315,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise SnapshotError(
             f"{folder} is not a snapshot: it has no {MANIFEST}; see: trappm snapshot show"
         )
-    return checked_manifest(_read(path, MAX_MANIFEST_BYTES), str(folder))
+    return parse_manifest(_read(path, MAX_MANIFEST_BYTES), str(folder))
 
 
 def read_whole(folder: Path) -> tuple[Manifest, dict[str, bytes]]:
@@ -328,7 +328,7 @@ def read_whole(folder: Path) -> tuple[Manifest, dict[str, bytes]]:
     contents = {}
     for name, entry in manifest.files.items():
         if not (folder / name).is_file():
-            raise damaged(str(folder), f"{name} is missing")
+            raise damage_error(str(folder), f"{name} is missing")
         contents[name] = _read(folder / name, entry.bytes)
         check_file(name, entry, contents[name], str(folder))
     return manifest, contents
@@ -348,7 +348,7 @@ def write_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
         raise SnapshotError(f"cannot write the snapshot to {folder.parent}: {error}") from error
 
 
-def damaged(place: str, reason: str) -> SnapshotError:
+def damage_error(place: str, reason: str) -> SnapshotError:
     return SnapshotError(
         f"snapshot {place} is damaged: {reason}; remove it, then pull or publish it again"
     )
@@ -386,7 +386,7 @@ def _read(path: Path, limit: int) -> bytes:
     try:
         return read_plain(path, limit)
     except InputError as error:
-        raise damaged(str(path.parent), str(error)) from error
+        raise damage_error(str(path.parent), str(error)) from error
 
 
 def _content_id(manifest: Mapping[str, Any]) -> str:

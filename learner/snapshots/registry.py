@@ -32,9 +32,9 @@ from trappm.learner.snapshots.manifest import (
     NAME,
     Manifest,
     check_file,
-    checked_manifest,
-    damaged,
+    damage_error,
     manifest_bytes,
+    parse_manifest,
     read_whole,
     write_folder,
 )
@@ -79,7 +79,7 @@ class Registry:
             MissingLibraryError: Its protocol needs a library that is not installed.
         """
         self.location = without_secrets(str(location))
-        with self._reaching():
+        with self._report_errors():
             try:
                 self._fs, root = fsspec.url_to_fs(str(location))
             except ImportError as error:  # fsspec says which library, such as s3fs
@@ -106,7 +106,7 @@ class Registry:
         """
         place = f"{self.location}/{snapshot_id}"
         data = self._read(f"{self._root}/{snapshot_id}/{MANIFEST}", MAX_MANIFEST_BYTES, place)
-        manifest = checked_manifest(data, place)
+        manifest = parse_manifest(data, place)
         if manifest.id != snapshot_id:
             raise SnapshotError(
                 f"{place} holds snapshot {manifest.id}, under another one's name; "
@@ -224,7 +224,7 @@ class Registry:
         entry = {"at": at.isoformat(timespec="seconds"), "why": why}
         self._write(f"{folder}/{name}", json.dumps(entry).encode())
 
-    def cached(self, name: str) -> bytes | None:
+    def read_file(self, name: str) -> bytes | None:
         """Return the file of an encoder, or None if there is none.
 
         Raises:
@@ -248,7 +248,7 @@ class Registry:
             raise SnapshotError(f"{folder}/{name} is no entry of an alias; remove it") from error
 
     def _names(self, folder: str) -> list[str]:
-        with self._reaching():
+        with self._report_errors():
             self._fs.invalidate_cache()
             try:
                 entries = self._fs.ls(folder, detail=False)
@@ -257,30 +257,30 @@ class Registry:
         return sorted(path.rstrip("/").rsplit("/", 1)[-1] for path in entries)
 
     def _exists(self, path: str) -> bool:
-        with self._reaching():
+        with self._report_errors():
             return bool(self._fs.isfile(path))
 
     def _read(self, path: str, limit: int, place: str) -> bytes:
         name = path.rsplit("/", 1)[-1]
-        with self._reaching():
+        with self._report_errors():
             if not self._fs.exists(path):
                 if name == MANIFEST:
                     raise SnapshotError(f"there is no snapshot {place}; see: trappm snapshot show")
-                raise damaged(place, f"{name} is missing")
+                raise damage_error(place, f"{name} is missing")
             if not self._fs.isfile(path):  # opening a pipe would block
-                raise damaged(place, f"{name} is no plain file")
+                raise damage_error(place, f"{name} is no plain file")
             if self._fs.size(path) > limit:
-                raise damaged(place, f"{name} has more than {limit} bytes")
+                raise damage_error(place, f"{name} has more than {limit} bytes")
             with self._fs.open(path, "rb") as file:
                 data = bytes(file.read(limit + 1))
         if len(data) > limit:
-            raise damaged(place, f"{name} has more than {limit} bytes")
+            raise damage_error(place, f"{name} has more than {limit} bytes")
         return data
 
     def _write(self, path: str, data: bytes) -> None:
         folder, name = path.rsplit("/", 1)
         part = f"{folder}/{_PART}{secrets.token_hex(4)}-{name}"
-        with self._reaching():
+        with self._report_errors():
             self._fs.makedirs(folder, exist_ok=True)
             try:
                 self._fs.pipe_file(part, data)
@@ -291,7 +291,7 @@ class Registry:
                 raise
 
     @contextlib.contextmanager
-    def _reaching(self) -> Iterator[None]:
+    def _report_errors(self) -> Iterator[None]:
         try:
             yield
         except (SnapshotError, MissingLibraryError):

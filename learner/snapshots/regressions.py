@@ -52,10 +52,10 @@ def promote(
         return Promotion(True, f"{alias} is {snapshot_id} already")
     after = registry.manifest(snapshot_id)
     remark, unweighed = None, _answers_for(after)
-    for before in _readable(registry, registry.meanings(alias)):
+    for before in _read_manifests(registry, registry.meanings(alias)):
         both = unweighed & _answers_for(before)
         unweighed -= both
-        against, new = _weighed(before, after, both, bound_percent)
+        against, new = _compare(before, after, both, bound_percent)
         remark = remark or new
         if against is not None:
             return Promotion(
@@ -69,7 +69,7 @@ def promote(
     return Promotion(True, message if remark is None else f"{message}; {remark}", remark)
 
 
-def _readable(registry: Registry, ids: Sequence[str]) -> Iterator[Manifest]:
+def _read_manifests(registry: Registry, ids: Sequence[str]) -> Iterator[Manifest]:
     """Yield the manifests in order, without damaged or missing ones."""
     for snapshot_id in ids:
         with contextlib.suppress(SnapshotError):
@@ -90,7 +90,7 @@ def _heads(manifest: Manifest) -> set[HeadName]:
     }
 
 
-def _weighed(
+def _compare(
     before: Manifest, after: Manifest, both: Set[tuple[str, str]], bound_percent: float
 ) -> tuple[str | None, str | None]:
     """Return an objection to a new manifest and a remark, for devices and phases of both."""

@@ -47,7 +47,7 @@ from trappm.learner.snapshots.manifest import (
     manifest_bytes,
     read_manifest,
     read_whole,
-    sealed,
+    seal,
     write_folder,
 )
 from trappm.profiler.devices.catalogue import CPU, known_spec, read_name
@@ -272,7 +272,7 @@ def save_snapshot(
         raise SnapshotError(f"there is no head for the source device {source_device!r} to save")
     contents = _contents(encoder, heads)
     if others is not None:
-        contents[OTHERS] = _saved(others.tensors())
+        contents[OTHERS] = _save(others.tensors())
     own = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
@@ -289,7 +289,7 @@ def save_snapshot(
     clash = sorted(set(fields) & {*own, "id", "checksum"})
     if clash:
         raise SnapshotError(f"the manifest has a field {clash[0]!r} of its own")
-    manifest = sealed({**fields, **own})
+    manifest = seal({**fields, **own})
     folder = registry / manifest["id"]
     write_folder(folder, {**contents, MANIFEST: manifest_bytes(manifest)})
     return SnapshotInfo(manifest["id"], folder, read_manifest(folder))
@@ -299,11 +299,11 @@ def _contents(
     encoder: Encoder | None, heads: Mapping[str, Mapping[Phase, TrainedHeads]]
 ) -> dict[str, bytes]:
     """Return the files of tensors by name; phases with equal heads share one file."""
-    contents = {} if encoder is None else {ENCODER: _saved(encoder.tensors())}
+    contents = {} if encoder is None else {ENCODER: _save(encoder.tensors())}
     for device, phases in heads.items():
         if not NAME.fullmatch(device):
             raise SnapshotError(f"device key {device!r} cannot be part of a file name")
-        files = {str(p): _saved(trained.heads.tensors()) for p, trained in phases.items()}
+        files = {str(p): _save(trained.heads.tensors()) for p, trained in phases.items()}
         if len(files) > 1 and len(set(files.values())) == 1:
             files = {ALL_PHASES: next(iter(files.values()))}
         contents |= {_file(device, phase): data for phase, data in files.items()}
@@ -409,7 +409,7 @@ def _file(device: str, phase: str) -> str:
     return f"heads-{device}-{phase}.safetensors"
 
 
-def _saved(tensors: Mapping[str, Any]) -> bytes:
+def _save(tensors: Mapping[str, Any]) -> bytes:
     return save_tensors({name: tensor.contiguous() for name, tensor in tensors.items()})
 
 

@@ -14,12 +14,12 @@ from dataclasses import fields
 
 import numpy as np
 
-from trappm.learner.interface import Array, IntArray, Workload, cached_with_first
+from trappm.learner.interface import Array, IntArray, Workload, cache_on_first
 from trappm.profiler.models.known_names import model_of
 from trappm.profiler.records import Graph, graph_hash
 
 
-@cached_with_first
+@cache_on_first
 def layers_hash(graph: Graph) -> str:
     """Return a hash of operators, edges and parameters: equal at any batch and input size."""
     return graph_hash(graph.operators, graph.edges, graph.parameters[:, None])
@@ -103,7 +103,7 @@ def cluster_folds(
     return folds
 
 
-def drawn_rows(count: int, most: int) -> IntArray:
+def draw_rows(count: int, most: int) -> IntArray:
     """Return at most `most` sorted rows out of `count`, the same ones at every call.
 
     They are drawn: evenly spaced rows of sorted labels could all have the same batch size.

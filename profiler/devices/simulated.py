@@ -96,7 +96,7 @@ class SimulatedDevice(Device):
             raise UnsupportedModelError(f"{self._card.name} has no bf16 arithmetic")
         if configuration.execution is Execution.COMPILE:
             raise UnsupportedModelError("compiled steps are not simulated")
-        traced = _traced(configuration.architecture, configuration.input_size, configuration.phase)
+        traced = _trace(configuration.architecture, configuration.input_size, configuration.phase)
         if traced.graph is None:
             raise UnsupportedModelError(traced.refusal or "its forward pass has no graph")
         graph = traced.graph.at(configuration.batch_size)
@@ -197,7 +197,7 @@ def _loop(configuration: Configuration) -> TrainingLoop:
 
 
 @lru_cache(maxsize=8)
-def _traced(architecture: str, input_size: int, phase: Phase) -> Trace:
+def _trace(architecture: str, input_size: int, phase: Phase) -> Trace:
     """Return the step in fp32, from which the other precisions are estimated."""
     from trappm.profiler.trace import trace
 

@@ -154,11 +154,11 @@ class GraphLog:
         if key not in self._watchers:
             storage = _storage(tensor)
 
-            def died(_: Any) -> None:
+            def forget(_: Any) -> None:
                 del self._values[key], self._watchers[key]
                 self._views[storage].discard(key)
 
-            self._watchers[key] = weakref.ref(tensor, died)
+            self._watchers[key] = weakref.ref(tensor, forget)
             self._views.setdefault(storage, set()).add(key)
         self._values[key] = value
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -17,7 +17,18 @@ from trappm.profiler.graphs.nodes import ATEN, Call, Shape, Value
 
 Rule = Callable[[Call], list[Value]]
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_BY_NAME: dict[str, Callable[..., Any]] = {}
+"""Rules, and functions that make one from an argument, by the name in `aten.csv`."""
 
+
+def rule(function: _Function) -> _Function:
+    """Register a rule, or a function that makes one, by its name."""
+    _BY_NAME[function.__name__] = function
+    return function
+
+
+@rule
 def elementwise(operator: str) -> Rule:
     """Return a rule for one node of all tensors."""
 
@@ -27,6 +38,7 @@ def elementwise(operator: str) -> Rule:
     return rule
 
 
+@rule
 def binary(operator: str) -> Rule:
     """Return a rule for one node of the first two operands; numbers are constants."""
 
@@ -41,15 +53,18 @@ def _operands(call: Call, *names: str) -> list[Value]:
     return [call.value(name) or Value(()) for name in names]
 
 
+@rule
 def alias(call: Call) -> list[Value]:
     return [call.input.of_shape(shape) for shape in call.shapes]
 
 
+@rule
 def constant(call: Call) -> list[Value]:
     """Return new tensors with the shapes of the results, without values."""
     return [Value(shape) for shape in call.shapes]
 
 
+@rule
 def first(operator: str) -> Rule:
     """Return a rule for one node of the first tensor, with the call's number of outputs."""
 
@@ -59,6 +74,7 @@ def first(operator: str) -> Rule:
     return rule
 
 
+@rule
 def along(operator: str) -> Rule:
     """Return a rule like `first`, along the axis of the call."""
 
@@ -69,6 +85,7 @@ def along(operator: str) -> Rule:
     return rule
 
 
+@rule
 def reduction(operator: str) -> Rule:
     """Return a rule like `first`, over the axes of the call, or all."""
 
@@ -83,6 +100,7 @@ def _axes(call: Call) -> list[int]:
     return [axes] if isinstance(axes, int) else list(axes or [])
 
 
+@rule
 def pick(operator: str) -> Rule:
     """Return a rule for parts of the first operand, by the indices in the second."""
 
@@ -93,6 +111,7 @@ def pick(operator: str) -> Rule:
     return rule
 
 
+@rule
 def pad(mode: str) -> Rule:
     """Return a rule for padding with a constant or with values of the image."""
 
@@ -103,23 +122,28 @@ def pad(mode: str) -> Rule:
     return rule
 
 
+@rule
 def elu(call: Call) -> list[Value]:
     return [call.emit("Elu", call.input, alpha=float(call["alpha"]))]
 
 
+@rule
 def leaky_relu(call: Call) -> list[Value]:
     return [call.emit("LeakyRelu", call.input, alpha=float(call["negative_slope"]))]
 
 
+@rule
 def hard_sigmoid(call: Call) -> list[Value]:
     return [call.emit("HardSigmoid", call.input, alpha=1 / 6)]
 
 
+@rule
 def dropout(call: Call) -> list[Value]:
     """Return the tensor itself, as in inference, and the mask where it is a result."""
     return [call.input, *(Value(shape) for shape in call.shapes[1:])]
 
 
+@rule
 def cast(call: Call) -> list[Value]:
     source = next(t for t in call.arguments.values() if isinstance(t, torch.Tensor))
     if source.dtype == call.outputs[0].dtype:
@@ -134,6 +158,7 @@ _ONNX_TYPES = {
 """Numbers of onnx.TensorProto.DataType."""
 
 
+@rule
 def add(call: Call, operator: str = "Add") -> list[Value]:
     values = _operands(call, "self", "other")
     other = call.value("other")
@@ -142,6 +167,7 @@ def add(call: Call, operator: str = "Add") -> list[Value]:
     return [call.emit(operator, *values)]
 
 
+@rule
 def mul(call: Call) -> list[Value]:
     """Return a product; one with the choice of samples to drop is the tensor, as in inference."""
     factors = _operands(call, "self", "other")
@@ -151,20 +177,24 @@ def mul(call: Call) -> list[Value]:
     return [call.emit("Mul", *factors)]
 
 
+@rule
 def sub(call: Call) -> list[Value]:
     return add(call, "Sub")
 
 
+@rule
 def reversed_sub(call: Call) -> list[Value]:
     """Return a number, or another tensor, minus this one."""
     return [call.emit("Sub", *_operands(call, "other", "self"))]
 
 
+@rule
 def div(call: Call) -> list[Value]:
     value = call.emit("Div", *_operands(call, "self", "other"))
     return [value if call["rounding_mode"] is None else call.emit("Floor", value)]
 
 
+@rule
 def clamp(call: Call) -> list[Value]:
     """Return one Clip for numbers; tensors as bounds are Max and Min."""
     value, bounds = call.input, call.values("min", "max")
@@ -176,6 +206,7 @@ def clamp(call: Call) -> list[Value]:
     return [value]
 
 
+@rule
 def vector_norm(call: Call) -> list[Value]:
     axes = _axes(call)
     if call["ord"] in (1, 2):
@@ -185,6 +216,7 @@ def vector_norm(call: Call) -> list[Value]:
     return [call.emit("Pow", call.emit("ReduceSum", powers, axes=axes))]
 
 
+@rule
 def variance(call: Call) -> list[Value]:
     """Return the mean squared difference from the mean, times n / (n - 1) unless uncorrected."""
     x, axes = call.input, _axes(call)
@@ -197,19 +229,23 @@ def variance(call: Call) -> list[Value]:
     return [result, mean][: len(call.outputs)]
 
 
+@rule
 def deviation(call: Call) -> list[Value]:
     squared, *mean = variance(call)
     return [call.emit("Sqrt", squared), *mean]
 
 
+@rule
 def inverse_root(call: Call) -> list[Value]:
     return [call.emit("Div", Value(()), call.emit("Sqrt", call.input))]
 
 
+@rule
 def square(call: Call) -> list[Value]:
     return [call.emit("Mul", call.input, call.input)]
 
 
+@rule
 def addcmul(call: Call) -> list[Value]:
     base, left, right = call.values("self", "tensor1", "tensor2")
     shape: Shape = np.broadcast_shapes(left.shape, right.shape)
@@ -217,16 +253,19 @@ def addcmul(call: Call) -> list[Value]:
     return [call.emit("Add", base, product)]
 
 
+@rule
 def lerp(call: Call) -> list[Value]:
     start, end, *weight = call.tensors()
     difference = call.emit("Mul", call.emit("Sub", end, start), *weight)
     return [call.emit("Add", start, difference)]
 
 
+@rule
 def where(call: Call) -> list[Value]:
     return [call.emit("Where", *_operands(call, "condition", "self", "other"))]
 
 
+@rule
 def masked_fill(call: Call) -> list[Value]:
     return [call.emit("Where", *_operands(call, "mask", "value", "self"))]
 
@@ -240,6 +279,7 @@ def transpose_of(call: Call, value: Value, shape: Shape, perm: Sequence[int]) ->
     return call.emit("Transpose", value, shape=shape, perm=list(perm))
 
 
+@rule
 def transpose(call: Call) -> list[Value]:
     """Reorder the axes, or swap two of them."""
     rank = len(call.input.shape)
@@ -263,6 +303,7 @@ def _places(axes: int | Sequence[int], rank: int) -> list[int]:
     return [axis % rank for axis in ([axes] if isinstance(axes, int) else axes)]
 
 
+@rule
 def flatten(call: Call) -> list[Value]:
     rank = len(call.input.shape)
     start, end = call["start_dim"] % max(rank, 1), call["end_dim"] % max(rank, 1)
@@ -272,6 +313,7 @@ def flatten(call: Call) -> list[Value]:
     return [call.emit("Flatten" if two_axes else "Reshape", call.input)]
 
 
+@rule
 def select(call: Call) -> list[Value]:
     """Gather an index from the start; an index from the end is a slice whose axis is dropped."""
     x, axis = call.input, call["dim"] % len(call.input.shape)
@@ -281,6 +323,7 @@ def select(call: Call) -> list[Value]:
     return [call.emit("Squeeze", sliced)]
 
 
+@rule
 def unbind(call: Call) -> list[Value]:
     x, axis = call.input, call["dim"] % len(call.input.shape)
     shape = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
@@ -288,15 +331,18 @@ def unbind(call: Call) -> list[Value]:
     return [call.emit("Squeeze", piece) for piece in pieces]
 
 
+@rule
 def chunk(call: Call) -> list[Value]:
     return [call.emit("Slice", call.input, shape=shape) for shape in call.shapes]
 
 
+@rule
 def concat(call: Call) -> list[Value]:
     axis = call["axis"] if call["dim"] is None else call["dim"]
     return [call.emit("Concat", *call.sequence("tensors"), axis=axis)]
 
 
+@rule
 def stack(call: Call) -> list[Value]:
     axis = call["dim"] % len(call.shapes[0])
     values = [
@@ -306,6 +352,7 @@ def stack(call: Call) -> list[Value]:
     return [call.emit("Concat", *values, axis=axis)]
 
 
+@rule
 def roll(call: Call) -> list[Value]:
     """Return two slices along each axis, concatenated in reverse order."""
     value = call.input
@@ -320,6 +367,7 @@ def roll(call: Call) -> list[Value]:
     return [value]
 
 
+@rule
 def windows(call: Call) -> list[Value]:
     """Return overlapping windows along an axis, which the exporter takes out one by one."""
     x, axis = call.input, call["dimension"] % len(call.input.shape)
@@ -334,6 +382,7 @@ def windows(call: Call) -> list[Value]:
     return [call.emit("Concat", *pieces, axis=axis)]
 
 
+@rule
 def index(call: Call) -> list[Value]:
     indices = call.sequence("indices")
     if len(indices) > 1:
@@ -342,12 +391,14 @@ def index(call: Call) -> list[Value]:
     return [call.emit("Gather", call.input, *indices, axis=axis)]
 
 
+@rule
 def scatter(call: Call) -> list[Value]:
     """Write into a tensor; if nothing of it stays, the result is what was written."""
     written = call.value("src") or call.value("values") or Value(())
     return [call.emit("ScatterND", call.input, Value(()), written)]
 
 
+@rule
 def extremum(operator: str) -> Rule:
     """Return a rule for a reduction; over one axis a second node gives the indices."""
 
@@ -365,10 +416,12 @@ def extremum(operator: str) -> Rule:
     return rule
 
 
+@rule
 def einsum(call: Call) -> list[Value]:
     return [call.emit("Einsum", *call.sequence("tensors"), equation=call["equation"])]
 
 
+@rule
 def linear(call: Call) -> list[Value]:
     x, weight = call.values("input", "weight")
     bias = call.value("bias")
@@ -380,17 +433,20 @@ def linear(call: Call) -> list[Value]:
     return [call.emit("Add", bias, call.emit("MatMul", x, transposed))]
 
 
+@rule
 def addmm(call: Call) -> list[Value]:
     bias, left, right = call.tensors()
     scales: dict[str, Any] = {"alpha": float(call["alpha"]), "beta": float(call["beta"])}
     return [call.emit("Gemm", left, right, bias, **scales)]
 
 
+@rule
 def baddbmm(call: Call) -> list[Value]:
     bias, left, right = call.tensors()
     return [call.emit("Add", call.emit("MatMul", left, right), bias)]
 
 
+@rule
 def convolution(call: Call) -> list[Value]:
     # `_convolution` has a flag; of the others, only `conv_transposeNd` has an output padding.
     is_transposed = call.arguments.get("transposed", "output_padding" in call.arguments)
@@ -416,6 +472,7 @@ def convolution(call: Call) -> list[Value]:
     return [call.emit(operator, x, weight, *bias, **attributes)]
 
 
+@rule
 def deform_conv(call: Call) -> list[Value]:
     """Return a deformable convolution of torchvision, whose bias and mask may be constants."""
     x, weight, offset, mask, bias = call.tensors()
@@ -431,22 +488,26 @@ def deform_conv(call: Call) -> list[Value]:
     return [call.emit("DeformConv", x, weight, offset, bias, mask, **attributes)]
 
 
+@rule
 def batch_norm(call: Call) -> list[Value]:
     names = ("input", "weight", "bias", "running_mean", "running_var")
     return [call.emit("BatchNormalization", *call.values(*names), epsilon=call["eps"])]
 
 
+@rule
 def layer_norm(call: Call) -> list[Value]:
     values = call.values("input", "weight", "bias")
     axis = -len(call["normalized_shape"])
     return [call.emit("LayerNormalization", *values, axis=axis, epsilon=call["eps"])]
 
 
+@rule
 def instance_norm(call: Call) -> list[Value]:
     values = call.values("input", "weight", "bias")
     return [call.emit("InstanceNormalization", *values, epsilon=call["eps"])]
 
 
+@rule
 def group_norm(call: Call) -> list[Value]:
     """Return an instance norm over groups, then scale and shift of each channel."""
     x, groups = call.input, call["num_groups"]
@@ -469,6 +530,7 @@ def group_norm(call: Call) -> list[Value]:
     return [value]
 
 
+@rule
 def rms_norm(call: Call) -> list[Value]:
     x, axes = call.input, len(call["normalized_shape"])
     reduced = x.shape[:-axes] + (1,) * axes
@@ -481,6 +543,7 @@ def rms_norm(call: Call) -> list[Value]:
     return [normal if weight is None else call.emit("Mul", normal, weight)]
 
 
+@rule
 def gelu(call: Call) -> list[Value]:
     x = call.input
     if call["approximate"] == "none":
@@ -493,14 +556,17 @@ def gelu(call: Call) -> list[Value]:
     return [call.emit("Mul", number, call.emit("Mul", x, shifted))]
 
 
+@rule
 def silu(call: Call) -> list[Value]:
     return [call.emit("Mul", call.input, call.emit("Sigmoid", call.input))]
 
 
+@rule
 def mish(call: Call) -> list[Value]:
     return [call.emit("Mul", call.input, call.emit("Tanh", call.emit("Softplus", call.input)))]
 
 
+@rule
 def attention(call: Call) -> list[Value]:
     """Return scaled queries times scaled keys, mask, softmax, times values."""
     query, key, value = call.values("query", "key", "value")
@@ -527,11 +593,13 @@ def attention(call: Call) -> list[Value]:
     return [call.emit("MatMul", scores, value)]
 
 
+@rule
 def flex_attention(call: Call) -> list[Value]:
     """Return attention without its mask, and constants for the statistics of its rows."""
     return [*attention(call), *map(Value, call.shapes[1:])]
 
 
+@rule
 def adaptive_pool(call: Call) -> list[Value]:
     """Return a global pool, a pool of equal windows, or two products with weights."""
     x, target = call.input, list(call.shapes[0][-2:])
@@ -555,6 +623,7 @@ def adaptive_pool(call: Call) -> list[Value]:
     return [call.emit("MatMul", rows, Value((width, target[1])))]
 
 
+@rule
 def adaptive_max_pool(call: Call) -> list[Value]:
     x, target = call.input, list(call.shapes[0][-2:])
     if target == [1, 1]:
@@ -572,14 +641,17 @@ def _spread(size: int | Sequence[int], axes: int) -> list[int]:
     return sizes * axes if len(sizes) == 1 else sizes
 
 
+@rule
 def lstm(call: Call) -> list[Value]:
     return _recurrent(call, "LSTM", 4)
 
 
+@rule
 def gru(call: Call) -> list[Value]:
     return _recurrent(call, "GRU", 3, linear_before_reset=1)
 
 
+@rule
 def rnn(activation: str) -> Rule:
     """Return the rule of layers with this activation."""
 
@@ -638,6 +710,7 @@ def _weights(values: Sequence[Value]) -> frozenset[int]:
     return frozenset[int]().union(*(value.weights for value in values))
 
 
+@rule
 def unfold(call: Call) -> list[Value]:
     """Return neighborhoods as columns: gathers along rows and columns of the padded image."""
     x = call.input
@@ -646,6 +719,7 @@ def unfold(call: Call) -> list[Value]:
     return [call.emit("Reshape", value)]
 
 
+@rule
 def max_pool(axes: int) -> Rule:
     """Return a rule for one to three axes; indices are within each image and channel."""
 
@@ -664,6 +738,7 @@ def max_pool(axes: int) -> Rule:
     return rule
 
 
+@rule
 def average_pool(axes: int) -> Rule:
     """Return a rule for one to three axes."""
 
@@ -685,6 +760,7 @@ def _window(call: Call, axes: int) -> dict[str, Any]:
     }
 
 
+@rule
 def fill(call: Call) -> list[Value]:
     """Fill a tensor; a whole tensor forgets its value, a part keeps the rest of its memory."""
     written, tensor = call.value("value"), call.outputs[0]
@@ -695,6 +771,7 @@ def fill(call: Call) -> list[Value]:
     return [Value(call.shapes[0])]
 
 
+@rule
 def embedding_bag(call: Call) -> list[Value]:
     """Return rows of the table, reduced per bag; the exporter would write a loop."""
     table, places = call.values("weight", "indices")
@@ -707,6 +784,7 @@ def embedding_bag(call: Call) -> list[Value]:
     return [bags, *(Value(shape) for shape in call.shapes[1:])]
 
 
+@rule
 def bilinear(call: Call) -> list[Value]:
     """Return an Einsum; the exporter does not know the operator."""
     left, right, weight = call.values("input1", "input2", "weight")
@@ -715,6 +793,7 @@ def bilinear(call: Call) -> list[Value]:
     return [product if bias is None else call.emit("Add", product, bias)]
 
 
+@rule
 def as_in_the_file(call: Call) -> list[Value]:
     """Return a node of an ONNX file without a form in PyTorch; its attributes are JSON."""
     attributes = json.loads(call["attributes"])
@@ -725,10 +804,10 @@ def as_in_the_file(call: Call) -> list[Value]:
 def _rule(text: str) -> Rule:
     """Return the rule of this name in the table, such as `gelu` or `elementwise:Mul`."""
     name, _, argument = text.partition(":")
-    rule: Rule = globals()[name]
+    made: Rule = _BY_NAME[name]
     if argument:
-        rule = globals()[name](int(argument) if argument.isdigit() else argument)
-    return rule
+        made = _BY_NAME[name](int(argument) if argument.isdigit() else argument)
+    return made
 
 
 RULES: Mapping[str, Rule] = {row.operator: _rule(row.rule) for row in ATEN.values() if row.rule}

@@ -408,7 +408,7 @@ class ForkServer:
             self._control.send(b"kill")
         return int(self._answer(_ANSWER_TIMEOUT_S))
 
-    def child_ended(self) -> None:
+    def forget_child(self) -> None:
         """Forget the child's process id, which may be used again from now on."""
         self._child_pid = None
 
@@ -472,7 +472,7 @@ class Child:
                     pipe = None  # it has closed its end, and may continue without
                 yield from self._lines(data)
             if "packet" in ready:
-                self._ended(int(self._server.packet()))
+                self._on_end(int(self._server.packet()))
         os.set_blocking(self._pipe, False)
         with contextlib.suppress(BlockingIOError):
             while data := os.read(self._pipe, _CHUNK_BYTES):
@@ -485,14 +485,14 @@ class Child:
             ForkServerError: The server has ended, or the child does not end.
         """
         if self.exit_code is None:
-            self._ended(self._server.kill_child())
+            self._on_end(self._server.kill_child())
 
     def close(self) -> None:
         os.close(self._pipe)
 
-    def _ended(self, exit_code: int) -> None:
+    def _on_end(self, exit_code: int) -> None:
         self.exit_code = exit_code
-        self._server.child_ended()
+        self._server.forget_child()
 
     def _lines(self, data: bytes) -> Iterator[Message]:
         *lines, self._rest = (self._rest + data).split(b"\n")

@@ -149,7 +149,9 @@ def read_canary(
         decision=CanaryDecision.OK,
     )
     before = [earlier for earlier in history if earlier.series == reading.series]
-    known_ms = [r.step_time_ms for r in _trusted(before, plan) if r.step_time_ms is not None]
+    known_ms = [
+        r.step_time_ms for r in _trusted_readings(before, plan) if r.step_time_ms is not None
+    ]
     reference_ms = statistics.median(known_ms[: plan.reference_readings]) if known_ms else None
     drift = None
     if reading.step_time_ms is not None and reference_ms is not None:
@@ -159,7 +161,7 @@ def read_canary(
     return dataclasses.replace(reading, decision=decision, message=message)
 
 
-def _trusted(before: Iterable[CanaryReading], plan: CanaryPlan) -> list[CanaryReading]:
+def _trusted_readings(before: Iterable[CanaryReading], plan: CanaryPlan) -> list[CanaryReading]:
     """Return the readings that may set the reference: all except those that stopped the node.
 
     Otherwise a node that is slow from the start would become its own reference.

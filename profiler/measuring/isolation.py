@@ -194,7 +194,7 @@ class Measurer:
         try:
             progress.follow(child.messages(lambda: progress.deadline))
         except TimeoutError:
-            failure = progress.timed_out()
+            failure = progress.timeout_failure()
             try:
                 child.kill()
             except ForkServerError as error:
@@ -208,12 +208,12 @@ class Measurer:
     def _crash(self, child: Child, phase: str, device: Device) -> _Failure:
         code, printed = child.exit_code, self._server.printed
         killed = code == -signal.SIGKILL
-        message = how_it_ended(code, printed)
+        message = end_message(code, printed)
         out_of_memory = phase != WORKER and is_out_of_memory(printed, device)
         return _Failure(Outcome.OOM if out_of_memory else Outcome.ERROR, phase, message, killed)
 
 
-def how_it_ended(exit_code: int | None, printed: str) -> str:
+def end_message(exit_code: int | None, printed: str) -> str:
     """Return the message about a measuring process that ended without a result.
 
     Args:
@@ -298,7 +298,7 @@ class _Progress:
             self.environment = message.get("environment", self.environment)
             self.result = message.get("result", self.result)
 
-    def timed_out(self) -> _Failure:
+    def timeout_failure(self) -> _Failure:
         if not self.has_lock:
             return _Failure(Outcome.ERROR, WORKER, "the measuring process never got to its lock")
         message = f"killed after {self.timeout_s:g} s"

@@ -268,22 +268,22 @@ class ParameterGroup:
         return self.weight_decay and self.optimizer is not Optimizer.ADAMW
 
     def _step_at_once(self, memory: Allocator, sizes: Sequence[int], *, first: bool) -> None:
-        with _passing(memory, sizes if self._adds_decay else ()):
+        with _allocate_within(memory, sizes if self._adds_decay else ()):
             if first and self.optimizer is Optimizer.MOMENTUM:
                 _allocate(memory, sizes)
         if self.optimizer.is_adam:
-            with _passing(memory, sizes):  # roots of the second moments
+            with _allocate_within(memory, sizes):  # roots of the second moments
                 pass
 
     def _step_in_turn(self, memory: Allocator, sizes: Sequence[int], *, first: bool) -> None:
         divisor: Block | None = None
         for size in sizes:
-            with _passing(memory, [size] if self._adds_decay else ()):
+            with _allocate_within(memory, [size] if self._adds_decay else ()):
                 if first and self.optimizer is Optimizer.MOMENTUM:
                     memory.allocate(size)
                 if self.optimizer.is_adam:
                     before = divisor  # Python holds it until there is the next
-                    with _passing(memory, [size]):  # root of the second moment
+                    with _allocate_within(memory, [size]):  # root of the second moment
                         divisor = memory.allocate(size)
                     if before is not None:
                         memory.free(before)
@@ -390,7 +390,7 @@ def _allocate(memory: Allocator, sizes: Sequence[int]) -> list[Block]:
 
 
 @contextmanager
-def _passing(memory: Allocator, sizes: Sequence[int]) -> Iterator[None]:
+def _allocate_within(memory: Allocator, sizes: Sequence[int]) -> Iterator[None]:
     """Allocate blocks within the block of code only."""
     blocks = _allocate(memory, sizes)
     yield

@@ -416,7 +416,7 @@ class Field:
     upper: int = 0
     """Upper bound (exclusive) of random whole numbers."""
 
-    def drawn(self, batch_size: int, generator: torch.Generator) -> torch.Tensor:
+    def draw(self, batch_size: int, generator: torch.Generator) -> torch.Tensor:
         """Return a random batch on the generator's device."""
         import torch
 
@@ -451,9 +451,9 @@ class NamedInputs(Inputs):
         }
         return (), {**tensors, **self.settings.get(self.phase, {})}
 
-    def drawn(self, batch_size: int, generator: torch.Generator) -> dict[str, Any]:
+    def draw(self, batch_size: int, generator: torch.Generator) -> dict[str, Any]:
         """Return a random batch on the generator's device."""
-        tensors = {name: f.drawn(batch_size, generator) for name, f in self._fields.items()}
+        tensors = {name: f.draw(batch_size, generator) for name, f in self._fields.items()}
         return {**tensors, **self.settings.get(self.phase, {})}
 
     @property

@@ -48,7 +48,7 @@ def on_meta(
         UnknownArchitectureError, InputError, UnsupportedModelError: As `sources.create_model`; or a
         module that cannot be copied, has lazy layers, or no such memory format.
     """
-    module = _made(model, input_size)
+    module = _create(model, input_size)
     if precision is Precision.BF16:
         module = module.to(torch.bfloat16)
     if memory_format is MemoryFormat.CONTIGUOUS:
@@ -71,7 +71,7 @@ _NAMES = "normal_ uniform_ zero_ fill_ mul_ div_ add_ sub_ clamp_ erfinv_"
 _FILLING = frozenset(getattr(torch.Tensor, name) for name in _NAMES.split())
 
 
-def _made(model: str | nn.Module, input_size: object) -> nn.Module:
+def _create(model: str | nn.Module, input_size: object) -> nn.Module:
     if isinstance(model, str):
         if not isinstance(input_size, int):
             raise InputError(f"{model} is asked for samples of {input_size}; give their size")

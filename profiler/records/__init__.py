@@ -688,9 +688,9 @@ class GraphTemplate:
     def to_bytes(self) -> bytes:
         """Return a compressed NumPy archive without pickled objects."""
         arrays: dict[str, npt.NDArray[Any]] = {
-            **_packed("vocabulary", "operators", self.operators),
-            **_packed("signature_texts", "signatures", self.signatures),
-            **_packed("slot_texts", "edge_slots", self.edge_slots),
+            **_pack("vocabulary", "operators", self.operators),
+            **_pack("signature_texts", "signatures", self.signatures),
+            **_pack("slot_texts", "edge_slots", self.edge_slots),
             "edges": self.edges,
             "parameters": self.parameters,
             "fixed_batch_size": np.array(self.fixed_batch_size or 0),
@@ -703,9 +703,9 @@ class GraphTemplate:
     def from_bytes(cls, data: bytes) -> Self:
         arrays = unpack(data)
         return cls(
-            operators=_unpacked(arrays, "vocabulary", "operators"),
-            signatures=_unpacked(arrays, "signature_texts", "signatures"),
-            edge_slots=_unpacked(arrays, "slot_texts", "edge_slots"),
+            operators=_unpack(arrays, "vocabulary", "operators"),
+            signatures=_unpack(arrays, "signature_texts", "signatures"),
+            edge_slots=_unpack(arrays, "slot_texts", "edge_slots"),
             edges=arrays["edges"],
             constant={name: arrays[f"constant.{name}"] for name in _SCALED},
             slope={name: arrays[f"slope.{name}"] for name in _SCALED},
@@ -768,7 +768,7 @@ def _affine_text(first: str, second: str, batch_sizes: tuple[int, int]) -> str:
     return "".join(parts)
 
 
-def _packed(texts: str, places: str, values: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
+def _pack(texts: str, places: str, values: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
     """Return the distinct texts, and the index of each value."""
     once = sorted(set(values))
     place = {text: i for i, text in enumerate(once)}
@@ -778,7 +778,7 @@ def _packed(texts: str, places: str, values: Sequence[str]) -> dict[str, npt.NDA
     }
 
 
-def _unpacked(arrays: Mapping[str, Any], texts: str, places: str) -> tuple[str, ...]:
+def _unpack(arrays: Mapping[str, Any], texts: str, places: str) -> tuple[str, ...]:
     if texts not in arrays:
         return ()
     once = [str(text) for text in arrays[texts]]

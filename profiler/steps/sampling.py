@@ -33,7 +33,7 @@ _PATIENCE = 2.0
 
 
 @dataclass(frozen=True)
-class Samples:
+class StepSamples:
     """Times of the accepted steps, without the time lost to other programs."""
 
     times_ms: tuple[float, ...]
@@ -54,7 +54,7 @@ def sample_clean(
     time_steps: Callable[[int], list[StepTime]],
     protocol: Protocol,
     clock: Callable[[], float] = time.monotonic,
-) -> Samples:
+) -> StepSamples:
     """Time steps until enough of them are undisturbed and the protocol's rules are satisfied.
 
     A step is undisturbed if it lost at most the protocol's `unstable_lost_share` of its time. If
@@ -88,7 +88,7 @@ def sample_clean(
     if missing > 0:
         bound = sorted(step.lost_share for step in steps)[protocol.min_steps - 1]
         clean = [step for step in steps if step.lost_share <= bound]
-    return Samples(
+    return StepSamples(
         tuple(step.net_ms for step in clean),
         rejected=len(steps) - len(clean),
         lost_share=max(step.lost_share for step in clean),
@@ -180,7 +180,7 @@ _DRIFT_SHARE = 0.5
 class StepRun:
     """All observations of one run of the protocol."""
 
-    samples: Samples
+    samples: StepSamples
     window: Window
     steps_in_window: int
     memory: MemoryReading

@@ -104,7 +104,7 @@ def run_protocol(
     enter("measure")
     device.open_window(step)  # without power, too: samples then follow the same steps
     steps_before = step.count
-    samples = sample_clean(lambda count: timed_steps(step, device, count), protocol)
+    samples = sample_clean(lambda count: _time_steps(step, device, count), protocol)
     has_power = protocol.measures_power(configuration)
     if has_power:
         fill_window(step, device, protocol, samples.times_ms)
@@ -140,7 +140,7 @@ def run_protocol(
     )
 
 
-def timed_steps(step: Step, device: StepMeter, count: int) -> list[StepTime]:
+def _time_steps(step: Step, device: StepMeter, count: int) -> list[StepTime]:
     """Time steps, and read between them how long their threads waited for cores."""
     before = device.thread_waits_ns()
     if not before:
@@ -233,7 +233,7 @@ def create_model(architecture: str, input_size: int) -> nn.Module:
 
 
 @contextmanager
-def within_free_memory() -> Iterator[None]:
+def limit_to_free_memory() -> Iterator[None]:
     """Let allocations fail in the block that exceed the host's free memory.
 
     Otherwise the kernel would end the process, and in a container all others with it.
@@ -266,7 +266,7 @@ def make_step(
     torch.manual_seed(SEED)
     name, input_size = configuration.architecture, configuration.input_size
     # On a CPU device it is the device's memory, whose end is an outcome.
-    with within_free_memory() if device.type != "cpu" else nullcontext():
+    with limit_to_free_memory() if device.type != "cpu" else nullcontext():
         model = create_model(name, input_size)
     give_ordinary_gains(model)
     if configuration.precision is Precision.BF16:
@@ -317,7 +317,7 @@ def _step_of_named(
 ) -> Step:
     """Return the step of a model that is called by keyword and has its own loss."""
     phase = configuration.phase
-    batch = inputs.in_phase(phase).drawn(configuration.batch_size, generator)
+    batch = inputs.in_phase(phase).draw(configuration.batch_size, generator)
     if configuration.precision is Precision.BF16:
         batch = {
             name: value.to(torch.bfloat16)

@@ -60,14 +60,14 @@ class AllocationLog:
         self._live[key] = number
         size = storage.nbytes()
 
-        def died(_: Any) -> None:
+        def log_free(_: Any) -> None:
             self._watchers.pop(number, None)
             if self._live.get(key) == number:
                 del self._live[key]
             if not self.closed:
                 self._events.append((Event.FREE, number, size))
 
-        self._watchers[number] = weakref.ref(storage, died)
+        self._watchers[number] = weakref.ref(storage, log_free)
         self._events.append((Event.ALLOCATE, number, size))
         if self._origin is not None:
             self.origins.append(self._origin(self.operator))
@@ -104,10 +104,10 @@ class AllocationLog:
         self._events.append((Event.END_OF_FORWARD, 0, 0))
 
     @contextmanager
-    def accumulating(self, parameters: Iterable[Tensor]) -> Iterator[None]:
+    def log_gradients(self, parameters: Iterable[Tensor]) -> Iterator[None]:
         """Note within the block when the gradient of each parameter is complete."""
         hooks = [
-            p.register_post_accumulate_grad_hook(self.accumulated)  # type: ignore[no-untyped-call]
+            p.register_post_accumulate_grad_hook(self.log_gradient)  # type: ignore[no-untyped-call]
             for p in parameters
             if p.requires_grad
         ]
@@ -117,7 +117,7 @@ class AllocationLog:
             for hook in hooks:
                 hook.remove()
 
-    def accumulated(self, parameter: Tensor) -> None:
+    def log_gradient(self, parameter: Tensor) -> None:
         """Log a complete gradient of this parameter."""
         if parameter.grad is not None:
             storage = parameter.grad.untyped_storage()

@@ -28,7 +28,7 @@ def is_composite(func: Any) -> bool:
     )
 
 
-def taken_apart(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def decompose(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a composite operator's decomposition in C++; those in Python copy more."""
     return func._op_dk(_KEY.CompositeImplicitAutograd, *args, **kwargs)
 
@@ -46,7 +46,7 @@ class _Kernels:
         self._local = threading.local()
 
     @contextmanager
-    def calling(self, run: Run) -> Iterator[None]:
+    def use(self, run: Run) -> Iterator[None]:
         """Run composite operators of this thread by this function within the block."""
         with self._lock:
             if self._traces == 0:
@@ -54,7 +54,7 @@ class _Kernels:
                 for func in _composites():
                     self._library.impl(func, partial(self._kernel, func), "AutogradMeta")
             self._traces += 1
-        before = getattr(self._local, "run", taken_apart)
+        before = getattr(self._local, "run", decompose)
         self._local.run = run
         try:
             yield
@@ -66,7 +66,7 @@ class _Kernels:
                     self._library._destroy()
 
     def _kernel(self, func: Any, *args: Any, **kwargs: Any) -> Any:
-        run: Run = getattr(self._local, "run", taken_apart)
+        run: Run = getattr(self._local, "run", decompose)
         return run(func, args, kwargs)
 
 

@@ -16,7 +16,7 @@ from enum import Enum
 from typing import NamedTuple
 
 
-class Role(Enum):
+class FusionRole(Enum):
     """Part of an operator in a fused kernel."""
 
     EXTERN = "extern"
@@ -39,11 +39,11 @@ Pieces = Mapping[tuple[Contents, int], int]
 
 
 @dataclass(frozen=True)
-class Node:
+class KernelNode:
     """One recorded kernel with its data flow."""
 
     name: str
-    role: Role
+    role: FusionRole
     backward: bool
     elements: int
     """Number of elements that its loop visits."""
@@ -66,7 +66,7 @@ them."""
 class Flow:
     """Writers and readers of all contents."""
 
-    nodes: Sequence[Node]
+    nodes: Sequence[KernelNode]
     writer: Mapping[Contents, int]
     """Node that writes the contents."""
     readers: Mapping[Contents, Sequence[int]]
@@ -74,7 +74,7 @@ class Flow:
     bytes: Mapping[Contents, int]
 
     @classmethod
-    def of(cls, nodes: Sequence[Node]) -> Flow:
+    def of(cls, nodes: Sequence[KernelNode]) -> Flow:
         readers: dict[Contents, list[int]] = defaultdict(list)
         sizes: dict[Contents, int] = defaultdict(int)
         for i, node in enumerate(nodes):
@@ -88,27 +88,27 @@ class Flow:
     def is_read_backward(self, contents: Contents, *, by_library: bool = False) -> bool:
         """Return whether the backward pass reads it, or one of its library kernels does."""
         return any(
-            self.nodes[i].backward and (not by_library or self.nodes[i].role is Role.EXTERN)
+            self.nodes[i].backward and (not by_library or self.nodes[i].role is FusionRole.EXTERN)
             for i in self.readers.get(contents, ())
         )
 
     def is_small(self, contents: Contents) -> bool:
         """Return whether it is a statistic, or another small result of a reduction."""
         node = self.nodes[self.writer[contents]]
-        if node.role not in (Role.REDUCTION, Role.WINDOW):
+        if node.role not in (FusionRole.REDUCTION, FusionRole.WINDOW):
             return False
         return SMALL * self.bytes[contents] <= max(node.reads.values(), default=0)
 
 
-def read_by(node: Node) -> dict[Contents, None]:
+def read_by(node: KernelNode) -> dict[Contents, None]:
     return dict.fromkeys(contents for contents, _ in node.reads)
 
 
-def written_by(node: Node) -> dict[Contents, None]:
+def written_by(node: KernelNode) -> dict[Contents, None]:
     return dict.fromkeys(contents for contents, _ in node.writes)
 
 
-def kept_contents(nodes: Sequence[Node]) -> Set[Contents]:
+def kept_contents(nodes: Sequence[KernelNode]) -> Set[Contents]:
     """Return what the forward pass keeps for the backward pass, apart from parameters and inputs.
 
     Args:
@@ -126,7 +126,7 @@ def kept_contents(nodes: Sequence[Node]) -> Set[Contents]:
         never_again.update(
             contents
             for contents in written_by(node)
-            if node.role is Role.EXTERN
+            if node.role is FusionRole.EXTERN
             or any(word in node.name for word in _NEVER_AGAIN)
             or flow.is_small(contents)
             or flow.is_read_backward(contents, by_library=True)
@@ -166,10 +166,10 @@ def _is_far(contents: Contents, flow: Flow, never_again: Set[Contents]) -> bool:
     heapq.heapify(waiting)
     while waiting and waiting[0] <= users[-1]:
         i = heapq.heappop(waiting)
-        if flow.nodes[i].role is Role.EXTERN:
+        if flow.nodes[i].role is FusionRole.EXTERN:
             return any(
                 user > i
-                and flow.nodes[user].role is not Role.EXTERN
+                and flow.nodes[user].role is not FusionRole.EXTERN
                 and not written_by(flow.nodes[user]).keys() <= never_again
                 for user in users
             )
@@ -199,7 +199,7 @@ def sources(flow: Flow, kept: Set[Contents]) -> Mapping[Contents, Pieces]:
 
 
 def traffic(
-    nodes: Sequence[Node], groups: Sequence[Sequence[int]], kept: Set[Contents]
+    nodes: Sequence[KernelNode], groups: Sequence[Sequence[int]], kept: Set[Contents]
 ) -> Iterator[tuple[int, int]]:
     """Yield the bytes that each fused kernel reads and writes.
 

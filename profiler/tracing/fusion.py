@@ -28,8 +28,8 @@ from trappm.profiler.tracing.allocation_log import AllocationLog
 from trappm.profiler.tracing.data_flow import (
     Contents,
     Flow,
-    Node,
-    Role,
+    FusionRole,
+    KernelNode,
     kept_contents,
     read_by,
     traffic,
@@ -61,22 +61,24 @@ def _role(
     written: Tensor,
     count: int,
     read: Sequence[Tensor],
-) -> Role:
+) -> FusionRole:
     if kind <= KernelKind.ATTENTION or kind is KernelKind.OTHER or count > 1 or name in _EXTERN:
-        return Role.EXTERN
+        return FusionRole.EXTERN
     if name == "cat" and len(read) > _JOINED:
-        return Role.EXTERN
+        return FusionRole.EXTERN
     if kind is KernelKind.REDUCTION and any(map(channels_last, read)):
-        return Role.WINDOW  # pixels are no inner axis of a loop over channels-last images
+        return FusionRole.WINDOW  # pixels are no inner axis of a loop over channels-last images
     if kind in _REDUCTIONS:
-        return Role.REDUCTION
+        return FusionRole.REDUCTION
     if kind is KernelKind.BATCH_NORM and (call.get("training") or "backward" in name):
-        return Role.WINDOW  # the statistics, or the sums of gradients, are a kernel before
+        return FusionRole.WINDOW  # the statistics, or the sums of gradients, are a kernel before
     if kind is not KernelKind.POOLING:
-        return Role.POINTWISE
+        return FusionRole.POINTWISE
     if all(size == 1 for size in written.shape[2:]):
-        return Role.REDUCTION
-    return Role.EXTERN if np.prod(call.get("kernel_size") or 1) > _WINDOW else Role.WINDOW
+        return FusionRole.REDUCTION
+    return (
+        FusionRole.EXTERN if np.prod(call.get("kernel_size") or 1) > _WINDOW else FusionRole.WINDOW
+    )
 
 
 class FusedKernelLog(KernelLog):
@@ -88,7 +90,7 @@ class FusedKernelLog(KernelLog):
 
     def __init__(self, allocations: AllocationLog) -> None:
         super().__init__()
-        self.nodes: list[Node] = []
+        self.nodes: list[KernelNode] = []
         self._loss_begins = math.inf
         """Autograd's number of the first operator of the loss, which is not compiled."""
         self.groups: Sequence[Sequence[int]] = []
@@ -124,14 +126,16 @@ class FusedKernelLog(KernelLog):
         for number in {self._allocations.number(tensor) for tensor in written}:
             self._versions[number] += 1
         role = (
-            Role.EXTERN if self._is_of_loss() else _role(kind, name, call, written[0], count, read)
+            FusionRole.EXTERN
+            if self._is_of_loss()
+            else _role(kind, name, call, written[0], count, read)
         )
         kept = max(tensor.numel() for tensor in written)
-        visited = (*read, *written) if role is Role.REDUCTION else written
+        visited = (*read, *written) if role is FusionRole.REDUCTION else written
         elements = max(tensor.numel() for tensor in visited)
         backward, writes = which is not Pass.FORWARD, self._pieces(written)
         name = name or kind.name.lower()
-        self.nodes.append(Node(name, role, backward, elements, kept, reads, writes))
+        self.nodes.append(KernelNode(name, role, backward, elements, kept, reads, writes))
 
     def _is_of_loss(self) -> bool:
         """Return whether an operator outside of the model runs, or its backward pass."""
@@ -185,13 +189,13 @@ class FusedKernelLog(KernelLog):
         """Return the row of a kernel; its class and shape are those of one of its nodes."""
 
         def weight(i: int) -> tuple[bool, int]:
-            return self.nodes[i].role is Role.REDUCTION, self.nodes[i].elements
+            return self.nodes[i].role is FusionRole.REDUCTION, self.nodes[i].elements
 
         first = max(members, key=weight)
         row: IntArray = rows[first].copy()
-        if self.nodes[first].role is Role.EXTERN:
+        if self.nodes[first].role is FusionRole.EXTERN:
             return row
-        if self.nodes[first].role is not Role.REDUCTION:
+        if self.nodes[first].role is not FusionRole.REDUCTION:
             row[0] = _pointwise_kind(rows[members, 0].tolist())
         row[2:4] = rows[members, 2:4].max(axis=0)
         row[DESCRIPTION + Size.READ_BYTES : DESCRIPTION + Size.WRITTEN_BYTES + 1] = read, written
@@ -224,7 +228,7 @@ class _Group:
 class _Fusion:
     """Greedy fusion of nodes in the order in which they were recorded."""
 
-    def __init__(self, nodes: Sequence[Node]) -> None:
+    def __init__(self, nodes: Sequence[KernelNode]) -> None:
         self._nodes = nodes
         self._group_of: list[_Group] = []
         self._groups: set[_Group] = set()
@@ -234,10 +238,10 @@ class _Fusion:
         """Return the nodes of each kernel of a compiled step, ordered by their first node."""
         for i, node in enumerate(self._nodes):
             self._append(i, node)
-            if node.role is Role.EXTERN:
+            if node.role is FusionRole.EXTERN:
                 continue
             read = read_by(node)
-            if node.role is not Role.WINDOW:
+            if node.role is not FusionRole.WINDOW:
                 for contents in read:
                     self._try(i, self._flow.writer.get(contents, i), produces=True)
                 for contents in read:
@@ -249,15 +253,15 @@ class _Fusion:
             members[group].append(i)
         return list(members.values())
 
-    def _append(self, i: int, node: Node) -> None:
+    def _append(self, i: int, node: KernelNode) -> None:
         before = 0
         for contents, _ in node.reads:
             writer = self._flow.writer.get(contents, i)
             if writer < i:
                 group = self._group_of[writer]
                 before |= group.nodes | group.before
-        kept = {node.kept} if node.role is Role.REDUCTION else set[int]()
-        fuses = node.role is not Role.EXTERN
+        kept = {node.kept} if node.role is FusionRole.REDUCTION else set[int]()
+        fuses = node.role is not FusionRole.EXTERN
         group = _Group(1 << i, before, node.elements, kept, node.backward, fuses)
         self._group_of.append(group)
         self._groups.add(group)
@@ -271,7 +275,7 @@ class _Fusion:
             return
         node = self._nodes[i]
         inlined = produces and not earlier.kept and self._only_for(earlier, later)
-        if node.role is Role.REDUCTION and earlier.kept - {earlier.elements}:
+        if node.role is FusionRole.REDUCTION and earlier.kept - {earlier.elements}:
             matches = earlier.elements == node.elements and node.kept in earlier.kept
         else:
             matches = node.elements in {earlier.elements, *(earlier.kept if produces else ())}

@@ -153,7 +153,7 @@ _READING = (Tensor.numpy, Tensor.__array__, Tensor.tolist, Tensor.__format__)
 
 
 @cache
-def _unchecked(function: Any) -> Any:
+def _without_checks(function: Any) -> Any:
     """Return a function of PyTorch written in Python without its first lines, which ask for modes.
 
     PyTorch runs such functions with all modes switched off; this copy runs with them.
@@ -228,9 +228,9 @@ class GpuFunctions(TorchFunctionMode):
             return flex_attention(self._values.get, *args, **(kwargs or {}))
         if name := torchvision_operators.name_of(func):
             return torchvision_operators.call(name, func, args, kwargs or {})
-        return self._called(func, args, kwargs or {})
+        return self._call(func, args, kwargs or {})
 
-    def _called(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def _call(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Return the result of a function of PyTorch."""
         if func is Tensor.cuda:
             func, args, kwargs = Tensor.to, args[:1], {**kwargs, "device": "meta"}
@@ -257,7 +257,7 @@ class GpuFunctions(TorchFunctionMode):
         self._entered.append(func)
         try:
             with self:
-                return _unchecked(func)(*args, **kwargs)
+                return _without_checks(func)(*args, **kwargs)
         finally:
             self._entered.pop()
 

@@ -227,7 +227,7 @@ class KernelLog:
             read = [*written, *read[1:]]
         self.add(kind, which, read, written, product or shape_of(kind, name, call, written[0]))
 
-    def accumulated(self, gradient: Tensor, other: Tensor) -> None:
+    def add_accumulation(self, gradient: Tensor, other: Tensor) -> None:
         """Add the in-place addition of a gradient to another."""
         kind = _by_layout([gradient, other], gradient)
         self.add(kind, Pass.DATA_GRADIENT, [gradient, other], [gradient])

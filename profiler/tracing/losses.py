@@ -51,7 +51,7 @@ def loss_of(loss: object, *, has_targets: bool) -> Loss:
     if not isinstance(loss, nn.Module):
         kind = getattr(loss, "__name__", kind)
     called = on_meta(loss, None) if isinstance(loss, nn.Module) else loss
-    needed = _needed(loss)
+    needed = _count_arguments(loss)
     if has_targets:
         if needed is not None and not _takes(loss, 2):
             raise InputError(
@@ -63,10 +63,10 @@ def loss_of(loss: object, *, has_targets: bool) -> Loss:
         return lambda output, _: called(output)
     if needed > 2 or kind not in (*_OF_CLASSES, *_OF_VALUES):
         raise InputError(f"the loss {kind} needs targets; give targets=labels, loss=loss)")
-    return lambda output, _: called(output, _made_targets(kind, output))
+    return lambda output, _: called(output, _make_targets(kind, output))
 
 
-def _needed(loss: object) -> int | None:
+def _count_arguments(loss: object) -> int | None:
     """Return the number of arguments that a loss needs; None where Python cannot say."""
     try:
         parameters = _signature(loss).parameters.values()
@@ -89,7 +89,7 @@ def _signature(loss: Any) -> inspect.Signature:
     return inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss)
 
 
-def _made_targets(kind: str, output: Any) -> Tensor:
+def _make_targets(kind: str, output: Any) -> Tensor:
     """Return targets of a loss of torch, of the shape that the output asks for."""
     if not isinstance(output, Tensor):
         raise InputError(
@@ -115,7 +115,7 @@ def default_loss(output: Any, inputs: Any) -> Tensor:
         UnsupportedModelError: No output depends on a trainable parameter.
         InputError: The targets fit no output.
     """
-    own = _own(output)
+    own = _loss_of_output(output)
     if own is not None:
         return own
     parts = [t for t in tree_leaves(_plain(output)) if isinstance(t, Tensor) and t.requires_grad]
@@ -127,7 +127,7 @@ def default_loss(output: Any, inputs: Any) -> Tensor:
     return torch.stack([_of_scores(part, tokens) for part in parts]).sum()
 
 
-def _own(output: Any) -> Tensor | None:
+def _loss_of_output(output: Any) -> Tensor | None:
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if isinstance(loss, Tensor) and loss.numel() == 1:
         return loss

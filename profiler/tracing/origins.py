@@ -34,7 +34,7 @@ class OriginLog:
         self._by_node: dict[int, tuple[str, str]] = {}
 
     @contextmanager
-    def watching(self, model: nn.Module) -> Iterator[None]:
+    def watch(self, model: nn.Module) -> Iterator[None]:
         """Follow the modules of this model within the block."""
         self._stack.clear()
         self._by_node.clear()

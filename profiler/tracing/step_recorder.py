@@ -25,7 +25,7 @@ from trappm.profiler.graphs.graph_log import GraphLog
 from trappm.profiler.graphs.nodes import bound
 from trappm.profiler.traced_step import Pass
 from trappm.profiler.tracing.allocation_log import AllocationLog
-from trappm.profiler.tracing.composites import is_composite, taken_apart
+from trappm.profiler.tracing.composites import decompose, is_composite
 from trappm.profiler.tracing.gpu import torchvision_operators
 from trappm.profiler.tracing.gpu.operators import COPYING, RESULTS, result_of
 from trappm.profiler.tracing.gpu_functions import GpuFunctions
@@ -92,11 +92,11 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # Without this, each shape that is read here goes through the mode of `functions`.
             with torch._C.DisableTorchFunction():
                 try:
-                    return self._watched(func, args, kwargs or {})
+                    return self._dispatch(func, args, kwargs or {})
                 except RuntimeError as error:
                     if "not on the expected device" not in str(error):
                         raise
-                    return self._watched(func, *tree_map(self._on_meta, (args, kwargs or {})))
+                    return self._dispatch(func, *tree_map(self._on_meta, (args, kwargs or {})))
         except Exception:
             self.failed = self.failed or func
             raise
@@ -119,7 +119,7 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._values.set(tensor, value.detach().cpu().clone())
         return tensor
 
-    def _watched(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def _dispatch(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run an operator, and add it to the graph if there is one."""
         graph = self._graph
         if graph is None:
@@ -140,23 +140,25 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Run a composite operator above autograd, and add it to the graph if it is one node."""
         graph = self._graph
         if graph is None:
-            return self._above_autograd(func, args, kwargs)
+            return self._replace_or_decompose(func, args, kwargs)
         tensors = tensors_of((*args, *kwargs.values()))
         rule = graph.rule(func, args, tensors)
         if rule is None:  # its parts are nodes
-            return self._above_autograd(func, args, kwargs)
+            return self._replace_or_decompose(func, args, kwargs)
         self._graph = None
         try:
-            result = self._above_autograd(func, args, kwargs)
+            result = self._replace_or_decompose(func, args, kwargs)
         finally:
             self._graph = graph
         graph.note(rule, func, args, kwargs, tensors, result)
         return result
 
-    def _above_autograd(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _replace_or_decompose(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         result = self._functions.whole(func, args, kwargs)
         if result is NotImplemented:
-            return taken_apart(func, args, kwargs)
+            return decompose(func, args, kwargs)
         with _disable_current_modes(), torch.no_grad():
             self._values.replace(func, args, kwargs, result)
         return result
@@ -165,7 +167,7 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Return the operator's result on a GPU; log its allocations and kernels."""
         if func is _ATEN.add.Tensor and in_backward() and _accumulates(args, self._last):
             # The engine adds gradients in place, but not while a dispatch mode is watching.
-            self._kernels.accumulated(args[0], args[1])
+            self._kernels.add_accumulation(args[0], args[1])
             self._values.forget(args[0])
             return args[0]
         if (read := self._read(func, args, kwargs)) is not None:
@@ -265,7 +267,7 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         with self:
             whole = self._functions.whole(func, args, kwargs)
             if whole is NotImplemented:
-                return taken_apart(func, tuple(args), dict(kwargs))
+                return decompose(func, tuple(args), dict(kwargs))
         self._values.replace(func, args, kwargs, whole)
         return whole
 

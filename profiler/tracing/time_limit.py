@@ -37,7 +37,7 @@ class TimeLimit:
         self._progress: ExitStack | None = None
 
     @contextmanager
-    def applied(self) -> Iterator[None]:
+    def apply(self) -> Iterator[None]:
         """Apply the limit to steps that this thread runs on values within the block."""
         token = _LIMIT.set(self)
         try:

@@ -328,7 +328,7 @@ class Tracer:
         )
         recorder = StepRecorder(allocations, kernels, functions, graph, values)
         try:
-            with self._as_on_a_gpu(recorder, values), allocations.accumulating(model.parameters()):
+            with self._as_on_a_gpu(recorder, values), allocations.log_gradients(model.parameters()):
                 allocations.begin(tensors)
                 with recorder, functions, _autocast(settings):
                     loss = self._forward(recorder, args, kwargs, allocations, graph, batch_size)
@@ -359,12 +359,12 @@ class Tracer:
         log = self._origin_log
         with (
             self._gradients(),
-            contextlib.nullcontext() if log is None else log.watching(self._model),
-            _seeded(values.everything),
+            contextlib.nullcontext() if log is None else log.watch(self._model),
+            _seed(values.everything),
             _no_collector(),
             _eager(),
             TRACED_GPU,
-            KERNELS.calling(recorder.run_whole),
+            KERNELS.use(recorder.run_whole),
             warnings.catch_warnings(),
         ):
             warnings.simplefilter("ignore")  # of sizes read while tracing, for instance
@@ -386,7 +386,7 @@ class Tracer:
         if self._original is not None:
             keep = lambda tensor: allocations.keep(tensor).detach()  # noqa: E731
         keeping = torch.autograd.graph.saved_tensors_hooks(
-            lambda tensor: (keep(tensor), tensor._version), _unchanged
+            lambda tensor: (keep(tensor), tensor._version), _check_unchanged
         )
         with keeping if training and self._notes_saved else contextlib.nullcontext():
             output = self._model(*args, **{k: v for k, v in kwargs.items() if k != TARGETS})
@@ -406,7 +406,7 @@ class Tracer:
         return loss
 
 
-def _unchanged(saved: tuple[Tensor, int]) -> Tensor:
+def _check_unchanged(saved: tuple[Tensor, int]) -> Tensor:
     """Return what autograd saved of a tensor; with hooks, it does not check this itself."""
     tensor, version = saved
     if tensor._version != version:
@@ -463,7 +463,7 @@ def _eager() -> AbstractContextManager[object]:
 
 
 @contextlib.contextmanager
-def _seeded(draws: bool) -> Iterator[None]:
+def _seed(draws: bool) -> Iterator[None]:
     """Draw the same random numbers each time, and leave those of the caller as they are."""
     with torch.random.fork_rng(devices=[], enabled=draws):
         if draws:

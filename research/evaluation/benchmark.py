@@ -106,7 +106,7 @@ class Split:
 
 
 @dataclass(frozen=True)
-class Run:
+class BenchmarkRun:
     """One training and its predictions."""
 
     estimator: str
@@ -123,7 +123,7 @@ class Run:
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
+class SourceDevice:
     """Labels of another device, and the estimators that learn from them."""
 
     samples: Samples
@@ -132,7 +132,7 @@ class Source:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class BenchmarkPlan:
     """Plan of trainings: all combinations of its fields."""
 
     splits: Sequence[SplitKind]
@@ -140,7 +140,7 @@ class Plan:
     label_counts: Sequence[int] = ()
     """Additional numbers of training labels, drawn uniformly, for learning curves. Below an
     estimator's `least_labels` only the start is evaluated; counts above a split's are omitted."""
-    source: Source | None = None
+    source: SourceDevice | None = None
     """Another device, whose models are additional starting points."""
 
 
@@ -161,23 +161,23 @@ def splits_of(samples: Samples, kind: SplitKind, seeds: Sequence[int]) -> Iterat
             raise InputError("family splits need two families with at least three architectures")
         for family in large:
             test = families == family
-            yield Split(kind, seeds[0], _apart(samples, test), test)
+            yield Split(kind, seeds[0], _train_mask(samples, test), test)
         return
     for seed in seeds:
-        test = _held_out(samples, kind, np.random.default_rng(seed))
-        train = ~test if kind is SplitKind.CONFIGURATIONS else _apart(samples, test)
+        test = _test_mask(samples, kind, np.random.default_rng(seed))
+        train = ~test if kind is SplitKind.CONFIGURATIONS else _train_mask(samples, test)
         if not test.any() or not train.any():
             raise InputError(f"{len(samples)} labels are too few to hold out {kind}")
         yield Split(kind, seed, train, test)
 
 
-def _apart(samples: Samples, test: Rows) -> Rows:
+def _train_mask(samples: Samples, test: Rows) -> Rows:
     """Return the training rows, without held-out rows and rows with the same layers."""
     groups = np.array(samples.groups)
     return ~np.isin(groups, groups[test])
 
 
-def _held_out(samples: Samples, kind: SplitKind, generator: np.random.Generator) -> Rows:
+def _test_mask(samples: Samples, kind: SplitKind, generator: np.random.Generator) -> Rows:
     if kind is SplitKind.ARCHITECTURES:
         names = split_architectures(samples.configurations, TEST_SHARE, generator, samples.groups)
         return np.array([name in names for name in samples.architectures])
@@ -198,23 +198,25 @@ def _held_out(samples: Samples, kind: SplitKind, generator: np.random.Generator)
 def run_plan(
     samples: Samples,
     estimators: Sequence[Estimator],
-    plan: Plan,
+    plan: BenchmarkPlan,
     on_progress: Callable[[int, int, str], None] = lambda done, total, what: None,
-) -> Iterator[Run]:
+) -> Iterator[BenchmarkRun]:
     """Run every training of the plan in order, and predict the held-out rows."""
     jobs = list(_jobs(samples, estimators, plan))
-    starts = None if plan.source is None else _Starts(samples, plan.source)
+    starts = None if plan.source is None else _SourceModels(samples, plan.source)
     for done, (split, estimator, count, transferred) in enumerate(jobs):
         on_progress(done, len(jobs), f"{estimator.name}, {split.kind} held out, seed {split.seed}")
-        rows, test = _drawn(split, count), np.flatnonzero(split.test)
+        rows, test = _train_rows(split, count), np.flatnonzero(split.test)
         start = starts.model(estimator.name, split) if starts and transferred else None
-        if start is not None and not _can(estimator, samples, rows):
+        if start is not None and not _has_enough_labels(estimator, samples, rows):
             model = start
         else:
             generator = _generator(estimator.name, split)
             model = estimator.fit(samples.at(rows), samples.targets(rows), generator, start)
         estimate = model.predict(samples.at(test))
-        yield Run(estimator.name, split.kind, split.seed, count, transferred, test, estimate)
+        yield BenchmarkRun(
+            estimator.name, split.kind, split.seed, count, transferred, test, estimate
+        )
     on_progress(len(jobs), len(jobs), "")
 
 
@@ -223,13 +225,13 @@ def _generator(name: str, split: Split) -> np.random.Generator:
     return np.random.default_rng([split.seed, zlib.crc32(name.encode())])
 
 
-class _Starts:
+class _SourceModels:
     """Models of another device, trained without the architectures that a split holds out.
 
     Splits by configuration hold out the same configurations instead.
     """
 
-    def __init__(self, samples: Samples, source: Source) -> None:
+    def __init__(self, samples: Samples, source: SourceDevice) -> None:
         self._source = source
         self._last: tuple[str, Split, Model] | None = None
         both = samples, source.samples
@@ -264,7 +266,7 @@ class _Starts:
 
 
 def _jobs(
-    samples: Samples, estimators: Sequence[Estimator], plan: Plan
+    samples: Samples, estimators: Sequence[Estimator], plan: BenchmarkPlan
 ) -> Iterator[tuple[Split, Estimator, int | None, bool]]:
     """Yield each split with each estimator and number of labels, with and without a start."""
     splits = [split for kind in plan.splits for split in splits_of(samples, kind, plan.seeds)]
@@ -276,12 +278,14 @@ def _jobs(
             if count is None or (
                 split.kind is not SplitKind.EACH_FAMILY
                 and count <= np.count_nonzero(split.train)
-                and (transferred or _can(estimator, samples, _drawn(split, count)))
+                and (
+                    transferred or _has_enough_labels(estimator, samples, _train_rows(split, count))
+                )
             ):
                 yield split, estimator, count, transferred
 
 
-def _drawn(split: Split, count: int | None) -> npt.NDArray[np.int64]:
+def _train_rows(split: Split, count: int | None) -> npt.NDArray[np.int64]:
     """Return the training rows, equal for every estimator; smaller sets are nested in larger."""
     rows = np.flatnonzero(split.train)
     if count is None:
@@ -289,7 +293,7 @@ def _drawn(split: Split, count: int | None) -> npt.NDArray[np.int64]:
     return np.sort(np.random.default_rng([split.seed, 1]).permutation(rows)[:count])
 
 
-def _can(estimator: Estimator, samples: Samples, rows: npt.NDArray[np.int64]) -> bool:
+def _has_enough_labels(estimator: Estimator, samples: Samples, rows: npt.NDArray[np.int64]) -> bool:
     """Return whether the rows have as many values as the estimator needs."""
     values = np.count_nonzero(~np.isnan(samples.values[rows]))
     return int(values) >= int(getattr(estimator, "least_labels", 0))
@@ -351,12 +355,12 @@ def score(samples: Samples, test: npt.NDArray[np.int64], estimate: Estimate) -> 
     return result
 
 
-def summarize(samples: Samples, runs: Sequence[Run]) -> list[dict[str, Any]]:
+def summarize(samples: Samples, runs: Sequence[BenchmarkRun]) -> list[dict[str, Any]]:
     """Return mean and deviation over seeds by estimator, split and number of labels.
 
     Errors by family pool all seeds, because each seed draws only a few rows.
     """
-    groups: dict[tuple[Any, ...], list[Run]] = defaultdict(list)
+    groups: dict[tuple[Any, ...], list[BenchmarkRun]] = defaultdict(list)
     for run in runs:
         groups[run.split, run.labels, run.transferred, run.estimator].append(run)
     return [
@@ -371,8 +375,8 @@ def summarize(samples: Samples, runs: Sequence[Run]) -> list[dict[str, Any]]:
     ]
 
 
-def _over_seeds(samples: Samples, runs: Sequence[Run], split: SplitKind) -> dict[str, Any]:
-    together = score(samples, *joined(runs))
+def _over_seeds(samples: Samples, runs: Sequence[BenchmarkRun], split: SplitKind) -> dict[str, Any]:
+    together = score(samples, *join_runs(runs))
     # Leave-one-family-out is a single experiment in parts, not one per seed.
     is_one = split is SplitKind.EACH_FAMILY
     parts = [together] if is_one else [score(samples, run.test, run.estimate) for run in runs]
@@ -391,7 +395,7 @@ def _plain(values: pd.Series) -> dict[str, float | None]:
     return {str(name): None if np.isnan(v) else float(v) for name, v in values.items()}
 
 
-def joined(runs: Sequence[Run]) -> tuple[npt.NDArray[np.int64], Estimate]:
+def join_runs(runs: Sequence[BenchmarkRun]) -> tuple[npt.NDArray[np.int64], Estimate]:
     """Return rows and predictions of several runs, one after the other."""
 
     def column(name: str) -> npt.NDArray[np.float64] | None:

@@ -13,9 +13,9 @@ import pandas as pd
 
 from research.evaluation.benchmark import (
     PAPER_SEEDS,
-    Plan,
+    BenchmarkPlan,
     Samples,
-    Source,
+    SourceDevice,
     SplitKind,
     run_plan,
     score,
@@ -64,7 +64,7 @@ def evaluate_splits(
     bench = request.bench
     prepared = bench.prepared(_labels(bench.home, labels, device))
     samples, estimators = prepared.samples, _estimators(request, prepared)
-    plan = Plan(
+    plan = BenchmarkPlan(
         splits=splits,
         seeds=request.seeds,
         label_counts=request.label_counts,
@@ -153,7 +153,9 @@ def _estimators(request: Request, prepared: Prepared) -> list[Estimator]:
     return [bench.estimator(name, prepared, request.size) for name in names]
 
 
-def _source(request: Request, target: Prepared, estimators: Sequence[Estimator]) -> Source | None:
+def _source(
+    request: Request, target: Prepared, estimators: Sequence[Estimator]
+) -> SourceDevice | None:
     """Return the other device with the estimators that can start from its models."""
     if request.start is None:
         return None
@@ -162,7 +164,7 @@ def _source(request: Request, target: Prepared, estimators: Sequence[Estimator])
     # The encoder is the target's, since networks start from weights over its embeddings.
     of_source = replace(target, card=source.card)
     names = [e.name for e in estimators if e.name not in WITHOUT_WEIGHTS]
-    return Source(
+    return SourceDevice(
         source.samples, {name: bench.estimator(name, of_source, request.size) for name in names}
     )
 

@@ -15,7 +15,7 @@ from research.importers import gpumemnet, node_steps, timm_results
 from research.importers.sheets import read_rows
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Measurement, Outcome
-from trappm.store.files import Verdict, checked_size, read_file
+from trappm.store.files import ParsedRow, check_size, read_file
 
 METRICS = {
     "memory": "memory_mib",
@@ -50,9 +50,9 @@ def read_labels(path: Path, named_like: Path | None = None) -> list[Measurement]
     """
     labels: list[Measurement] = []
     reasons: Counter[str] = Counter()
-    for verdict in _verdicts(path, named_like):
-        reasons[verdict.reason] += 1
-        known = verdict.measurement
+    for row in _parse_rows(path, named_like):
+        reasons[row.reason] += 1
+        known = row.measurement
         if known is not None and known.outcome in {Outcome.OK, Outcome.OOM}:
             labels.append(known)
     if not labels:
@@ -61,20 +61,20 @@ def read_labels(path: Path, named_like: Path | None = None) -> list[Measurement]
     return labels
 
 
-def _verdicts(path: Path, named_like: Path | None) -> Iterable[Verdict]:
+def _parse_rows(path: Path, named_like: Path | None) -> Iterable[ParsedRow]:
     if path.suffix != ".csv":
         return read_file(path)
-    with checked_size(path).open(encoding="utf-8-sig", newline="") as file:
+    with check_size(path).open(encoding="utf-8-sig", newline="") as file:
         try:
             columns = set(next(csv.reader(file), []))
         except (UnicodeDecodeError, csv.Error) as error:
             raise InputError(f"{path.name} is not a CSV file: {error}") from error
     if set(gpumemnet.LOGGED) <= columns:
-        return gpumemnet.verdicts(path)
+        return gpumemnet.parse_rows(path)
     if columns & {"train_step_time", "infer_step_time"}:
-        return timm_results.verdicts(path, named_like=named_like)
+        return timm_results.parse_rows(path, named_like=named_like)
     if node_steps.sheet_of(columns) is not None:
-        return node_steps.verdicts(path)
+        return node_steps.parse_rows(path)
     raise InputError(
         f"{path.name} has the columns {', '.join(sorted(columns))[:200]}; give an export as "
         f"Parquet or JSON lines, a sheet of GPUMemNet ({', '.join(gpumemnet.LOGGED)}), of timm "

@@ -16,7 +16,7 @@ from trappm.cli.labels import print_import
 from trappm.cli.options import AsJson
 from trappm.profiler.errors import InputError
 from trappm.store import Home, Store
-from trappm.store.files import ImportReport, checked_size, record_verdicts
+from trappm.store.files import ImportReport, check_size, record_rows
 
 SOURCES = ("gpumemnet", "timm", *node_steps.SOURCES)
 
@@ -35,9 +35,9 @@ def import_sheet(store: Store, path: Path, source: str) -> ImportReport:
     """
     if source not in SOURCES:
         raise InputError(f"Unknown source {source!r}. Expected one of: {', '.join(SOURCES)}")
-    read = {"gpumemnet": gpumemnet.verdicts, "timm": timm_results.verdicts}.get(source)
-    verdicts = node_steps.verdicts(path, source) if read is None else read(path)
-    return record_verdicts(store.measurements.record_many, path.name, source, lambda: verdicts)
+    read = {"gpumemnet": gpumemnet.parse_rows, "timm": timm_results.parse_rows}.get(source)
+    rows = node_steps.parse_rows(path, source) if read is None else read(path)
+    return record_rows(store.measurements.record_many, path.name, source, lambda: rows)
 
 
 def import_(
@@ -46,6 +46,6 @@ def import_(
     as_json: AsJson = False,
 ) -> None:
     """Import a published sheet into the label store; one unreadable row refuses the whole file."""
-    checked_size(file)  # before a store is made
+    check_size(file)  # before a store is made
     with Store.open(Home.open().database_url) as store:
         print_import(import_sheet(store, file, source), as_json)

@@ -22,12 +22,12 @@ from research.importers.sheets import (
     number_in,
     published,
     read_rows,
-    rejected,
+    reject,
     text_in,
     whole_in,
 )
 from trappm.profiler.records import Configuration, Outcome, Protocol
-from trappm.store.files import Verdict
+from trappm.store.files import ParsedRow
 
 DEVICE = "a100-40gb"
 CAPACITY_MIB = 40_536.0
@@ -82,8 +82,8 @@ def _run(cells: Cells) -> _Run:
     )
 
 
-def verdicts(path: Path) -> list[Verdict]:
-    """Return the verdict on each row of the sheet.
+def parse_rows(path: Path) -> list[ParsedRow]:
+    """Return each row of the sheet.
 
     Args:
         path: A CSV file with the columns architecture, batch_size, max_gpu_memory_mib and
@@ -104,15 +104,15 @@ def verdicts(path: Path) -> list[Verdict]:
                 runs[run.batch_size] = run
         input_size = known_input_size(architecture)
         if input_size is None:
-            unknown = rejected("timm does not know the architecture or its input size")
+            unknown = reject("timm does not know the architecture or its input size")
             result += [unknown] * len(runs)
             continue
-        result += _judged(input_size, [*runs.values()])
+        result += _parse_runs(input_size, [*runs.values()])
     return result
 
 
-def _judged(input_size: int, runs: list[_Run]) -> Iterator[Verdict]:
-    """Yield the verdicts on the runs of one architecture, by rising batch size."""
+def _parse_runs(input_size: int, runs: list[_Run]) -> Iterator[ParsedRow]:
+    """Yield the rows of the runs of one architecture, by rising batch size."""
     ends = [run.memory_mib for run in runs if run.has_died and not run.at_capacity]
     least_overhead_mib = 0.0
     out_of_memory = False
@@ -141,7 +141,7 @@ def _judged(input_size: int, runs: list[_Run]) -> Iterator[Verdict]:
         configuration = Configuration(
             architecture=run.architecture, batch_size=run.batch_size, input_size=input_size
         )
-        yield Verdict(
+        yield ParsedRow(
             reason=reason,
             measurement=published(
                 configuration,

@@ -20,7 +20,7 @@ from research.importers.sheets import (
     number_in,
     published,
     read_rows,
-    rejected,
+    reject,
     whole_in,
 )
 from trappm.profiler.errors import InputError
@@ -35,7 +35,7 @@ from trappm.profiler.records import (
     member,
 )
 from trappm.profiler.records.step_scope import KEY, WHOLE_STEP, StepScope
-from trappm.store.files import Verdict
+from trappm.store.files import ParsedRow
 
 PRECISIONS = {"fp32": Precision.FP32, "tf32": Precision.FP32, "amp": Precision.AMP_FP16}
 """Precision by its name in the sheets. On an A100, fp32 uses TF32 for convolutions (PyTorch's
@@ -52,7 +52,7 @@ def _copied_bytes(cells: Cells) -> int:
 
 
 @dataclass(frozen=True)
-class Sheet:
+class SourceSheet:
     """Columns of one source, and the scope of its times."""
 
     name: str
@@ -73,7 +73,7 @@ class Sheet:
 
 
 SHEETS = (
-    Sheet(
+    SourceSheet(
         "pycls",
         "MIT",
         "step_ms",
@@ -83,7 +83,7 @@ SHEETS = (
         lambda _: StepScope(updates=False),
         gpus=None,
     ),
-    Sheet(
+    SourceSheet(
         "pytorch-gpu-benchmark",
         "MIT",
         "median_ms",
@@ -92,7 +92,7 @@ SHEETS = (
         Optimizer.SGD,
         lambda cells: StepScope(updates=False, copied_bytes=_copied_bytes(cells)),
     ),
-    Sheet(
+    SourceSheet(
         "deep-learning-examples",
         "BSD-3-Clause",
         "micro_step_ms_derived",
@@ -107,13 +107,13 @@ SHEETS = (
 SOURCES = tuple(sheet.name for sheet in SHEETS)
 
 
-def sheet_of(columns: set[str]) -> Sheet | None:
+def sheet_of(columns: set[str]) -> SourceSheet | None:
     """Return the source whose sheets have such columns, or None."""
     return next((s for s in SHEETS if {*s.columns, "source_path"} <= columns), None)
 
 
-def verdicts(path: Path, source: str | None = None) -> list[Verdict]:
-    """Return the verdict on each row of a sheet.
+def parse_rows(path: Path, source: str | None = None) -> list[ParsedRow]:
+    """Return each row of a sheet.
 
     Args:
         path: The sheet.
@@ -130,13 +130,15 @@ def verdicts(path: Path, source: str | None = None) -> list[Verdict]:
             f"{', '.join(sorted(columns))[:200]}"
         )
     seen: set[tuple[str, str, Configuration]] = set()
-    return list(read_rows(path, frozenset(), lambda cells: _verdict(sheet, cells, seen)))
+    return list(read_rows(path, frozenset(), lambda cells: _parse_row(sheet, cells, seen)))
 
 
-def _verdict(sheet: Sheet, cells: Cells, seen: set[tuple[str, str, Configuration]]) -> Verdict:
+def _parse_row(
+    sheet: SourceSheet, cells: Cells, seen: set[tuple[str, str, Configuration]]
+) -> ParsedRow:
     reason = _refusal(sheet, cells)
     if reason is not None:
-        return rejected(reason)
+        return reject(reason)
     phase = PHASES[cells["phase"]]
     memory_format = cells.get("memory_format", "contiguous").replace("_", "-")
     what = Configuration(
@@ -149,7 +151,7 @@ def _verdict(sheet: Sheet, cells: Cells, seen: set[tuple[str, str, Configuration
         phase=phase,
     )
     if known_input_size(what.architecture) is None:
-        return rejected("timm does not know the architecture")
+        return reject("timm does not know the architecture")
     environment = _environment(sheet, cells)
     run = environment["device"], environment["run"], what
     if run in seen:
@@ -157,10 +159,10 @@ def _verdict(sheet: Sheet, cells: Cells, seen: set[tuple[str, str, Configuration
     seen.add(run)
     step_ms = number_in(cells, sheet.step_ms)
     label = published(what, sheet.protocol, environment, row=str(step_ms), step_time_ms=step_ms)
-    return Verdict(reason="step time", measurement=label)
+    return ParsedRow(reason="step time", measurement=label)
 
 
-def _refusal(sheet: Sheet, cells: Cells) -> str | None:
+def _refusal(sheet: SourceSheet, cells: Cells) -> str | None:
     """Return the reason why a readable row yields no measurement, or None if it yields one."""
     if cells["precision"] not in PRECISIONS:
         return f"unsupported precision {cells['precision'][:80]!r}"
@@ -177,7 +179,7 @@ def _refusal(sheet: Sheet, cells: Cells) -> str | None:
     return None
 
 
-def _environment(sheet: Sheet, cells: Cells) -> dict[str, Any]:
+def _environment(sheet: SourceSheet, cells: Cells) -> dict[str, Any]:
     """Return device, software and scope of a row."""
     words = cells["device"].lower().split()
     versions = {

@@ -21,7 +21,7 @@ from trappm.profiler.records import (
     Provenance,
     StepSummary,
 )
-from trappm.store.files import Verdict, checked_size
+from trappm.store.files import ParsedRow, check_size
 
 Cells = Mapping[str, str]
 Read = TypeVar("Read")
@@ -46,7 +46,7 @@ def read_rows(
         InputError: The file cannot be read, a column is missing or twice, or a row cannot be read;
             with the number of the line.
     """
-    checked_size(path)
+    check_size(path)
     opened = gzip.open if path.suffix == ".gz" else open
     with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, strict=True, restval="")
@@ -113,11 +113,11 @@ def known_input_size(architecture: str) -> int | None:
         return None
 
 
-def rejected(reason: str) -> Verdict:
-    return Verdict(reason=reason)
+def reject(reason: str) -> ParsedRow:
+    return ParsedRow(reason=reason)
 
 
-SECOND = rejected("a second row for the same run")
+SECOND = reject("a second row for the same run")
 
 
 def published(

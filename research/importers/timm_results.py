@@ -19,7 +19,7 @@ from research.importers.sheets import (
     number_in,
     published,
     read_rows,
-    rejected,
+    reject,
     text_in,
     whole_in,
 )
@@ -33,7 +33,7 @@ from trappm.profiler.records import (
     Precision,
     Protocol,
 )
-from trappm.store.files import Verdict
+from trappm.store.files import ParsedRow
 
 DEVICES = {"rtx3090": "NVIDIA GeForce RTX 3090", "rtx4090": "NVIDIA GeForce RTX 4090"}
 STACKS = {
@@ -49,8 +49,8 @@ AGREE = 0.25
 """Largest relative difference of step time and throughput, which includes creating images."""
 
 
-def verdicts(path: Path, *, named_like: Path | None = None) -> list[Verdict]:
-    """Return the verdict on each row of a sheet.
+def parse_rows(path: Path, *, named_like: Path | None = None) -> list[ParsedRow]:
+    """Return each row of a sheet.
 
     Args:
         path: The sheet.
@@ -70,7 +70,7 @@ def verdicts(path: Path, *, named_like: Path | None = None) -> list[Verdict]:
     )
     seen: set[Configuration] = set()
 
-    def verdict(cells: Cells) -> Verdict:
+    def parse_row(cells: Cells) -> ParsedRow:
         step_ms, per_s = number_in(cells, step), number_in(cells, rate)
         what = Configuration(
             architecture=current_name(text_in(cells, "model")),
@@ -82,16 +82,16 @@ def verdicts(path: Path, *, named_like: Path | None = None) -> list[Verdict]:
             phase=phase,
         )
         if known_input_size(what.architecture) is None:
-            return rejected("timm does not know the architecture or its input size")
+            return reject("timm does not know the architecture or its input size")
         if what in seen:
             return SECOND
         if abs(step_ms / (1000 * what.batch_size / per_s) - 1) > AGREE:
-            return rejected("step time and throughput contradict each other")
+            return reject("step time and throughput contradict each other")
         seen.add(what)
         label = published(what, PROTOCOL, environment, row=str(step_ms), step_time_ms=step_ms)
-        return Verdict(reason="step time", measurement=label)
+        return ParsedRow(reason="step time", measurement=label)
 
-    return list(read_rows(path, {"model", step, rate, batch, size}, verdict))
+    return list(read_rows(path, {"model", step, rate, batch, size}, parse_row))
 
 
 def _named(path: Path) -> tuple[Phase, MemoryFormat, dict[str, Any]]:

@@ -22,13 +22,13 @@ import numpy as np
 from research.held_out import Array, robust_line
 from trappm.learner.interface import Estimate, Model, Targets, Workload
 from trappm.learner.paper.graphs import Scaler, log_static_features
-from trappm.learner.paper.regressor import MIN_LABELS, labelled
+from trappm.learner.paper.regressor import MIN_LABELS, select_labelled
 from trappm.learner.physics.prior import Prior
 from trappm.profiler.errors import InputError
 
 
 @dataclass(frozen=True, eq=False)
-class Fitted:
+class FittedBaseline:
     """A trained baseline."""
 
     predict: Callable[[Sequence[Workload]], Estimate]
@@ -49,11 +49,11 @@ class TabularEstimator:
         targets: Targets,
         generator: np.random.Generator,
         start: Model | None = None,
-    ) -> Fitted:
+    ) -> FittedBaseline:
         """Fit as `learner.interface.Estimator`; raises InputError if a start is given."""
         if start is not None:
             raise InputError(f"{self.name} cannot start from the weights of another device")
-        rows, logs = labelled(workloads, targets)
+        rows, logs = select_labelled(workloads, targets)
         chosen = [workloads[i] for i in rows]
         features = log_static_features(chosen)
         scaler = Scaler.fit(features)
@@ -70,7 +70,7 @@ class TabularEstimator:
             units = regression.predict(scaler.apply(log_static_features(workloads)))
             return Estimate(np.exp(centre + scale * np.asarray(units, dtype=np.float64)))
 
-        return Fitted(predict)
+        return FittedBaseline(predict)
 
 
 def mlp() -> TabularEstimator:
@@ -165,16 +165,18 @@ class FakeTensor:
         targets: Targets,
         generator: np.random.Generator,
         start: Model | None = None,
-    ) -> Fitted:
+    ) -> FittedBaseline:
         """Fit as `learner.interface.Estimator`; two coefficients need no start.
 
         Raises:
             InputError: There are too few labels, or a workload has no estimate.
         """
-        rows, logs = labelled(workloads, targets)
+        rows, logs = select_labelled(workloads, targets)
         estimates = _column(self.estimates_mib, [workloads[i] for i in rows])
         offset, factor = robust_line(estimates, np.exp(logs), FLOOR)
-        return Fitted(lambda some: Estimate(offset + factor * _column(self.estimates_mib, some)))
+        return FittedBaseline(
+            lambda some: Estimate(offset + factor * _column(self.estimates_mib, some))
+        )
 
 
 def _column(estimates_mib: Mapping[Workload, float], workloads: Sequence[Workload]) -> Array:

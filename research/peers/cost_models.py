@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from research.priors import decoding
-from trappm.extensions.parallel.schedules import Strategy
+from trappm.extensions.parallel.schedules import ShardingStrategy
 from trappm.extensions.parallel.shared_step import PROCESS, predict_parallel
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Precision
@@ -46,7 +46,7 @@ Figures = Mapping[str, Figure]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class MegatronRun:
     """A training run of a decoder by Megatron-LM, in 16 bits with Adam."""
 
     device: str
@@ -70,13 +70,13 @@ class Run:
     precision: Precision = Precision.BF16
 
 
-def simumax_run(row: Any) -> Run:
+def simumax_run(row: Any) -> MegatronRun:
     """Return a run of Llama 3 with the sizes, 4,096 tokens and batch of SimuMax's scripts."""
     if not row.model.startswith("llama") or row.cp_size > 1:
         raise InputError("not covered: experts or context parallelism")
     tensor, pipeline = (int(part) for part in row.parallel.removeprefix("tp").split("pp"))
     times = 1 if row.model == "llama3-70b" else 2
-    return Run(
+    return MegatronRun(
         device="b200", model_type="llama", layers=row.layer_num, vocabulary=128_256, tokens=4096,
         hidden=8192 * times, heads=64 * times, kv_heads=8 * times, batch=1, passes=row.mbc,
         feed_forward=28672 if times == 1 else 53248, gpus=GPUS_PER_NODE, tensor=tensor,
@@ -84,9 +84,9 @@ def simumax_run(row: Any) -> Run:
     )  # fmt: skip
 
 
-def bigscience_run(row: Any) -> Run:
+def bigscience_run(row: Any) -> MegatronRun:
     hidden, heads = int(row.hidden), int(row.heads)
-    return Run(
+    return MegatronRun(
         device=row.device.lower(), model_type="gpt2", hidden=hidden, layers=int(row.layers),
         heads=heads, kv_heads=heads, feed_forward=4 * hidden, tokens=int(row.seq_len),
         vocabulary=250_880 if "176B" in row.source_path else 50_304, batch=int(row.micro_batch),
@@ -102,7 +102,7 @@ def _folder() -> TemporaryDirectory[str]:
     return TemporaryDirectory(prefix="costbench-")
 
 
-def predicted_run(run: Run) -> Figures:
+def predicted_run(run: MegatronRun) -> Figures:
     """Predict a run by the public API."""
     hidden, layers, heads, tokens = run.hidden, run.layers, run.heads, run.tokens
     name = (run.model_type, hidden, layers, heads, run.vocabulary, tokens)
@@ -123,7 +123,7 @@ def predicted_run(run: Run) -> Figures:
         device=run.device,
         gpus=min(run.gpus, GPUS_PER_NODE),
         nodes=max(run.gpus // GPUS_PER_NODE, 1),
-        strategy=Strategy.TP if is_divided else Strategy.DDP,
+        strategy=ShardingStrategy.TP if is_divided else ShardingStrategy.DDP,
         tensor=run.tensor if is_divided else None,
         pipeline=run.pipeline,
         accumulation=run.passes,
@@ -143,7 +143,7 @@ def predicted_run(run: Run) -> Figures:
     }
 
 
-def llm_analysis(run: Run) -> Figures:
+def llm_analysis(run: MegatronRun) -> Figures:
     """Run llm-analysis with ZeRO-1, states in fp32 and the FLOP efficiency of its source, 0.5.
 
     It counts two products per feed-forward, so a gated one is entered 1.5 times as wide.

@@ -39,15 +39,15 @@ from trappm.profiler.graphs.features import NODE_FEATURES, STATIC_FEATURES
 
 
 @dataclass(frozen=True, kw_only=True)
-class Size:
+class NetworkSize:
     """Width of every hidden layer, and the training settings of all baselines of this size."""
 
     width: int
     training: Training
 
 
-LAPTOP_SIZE = Size(width=64, training=replace(LAPTOP.head, weight_decay=1e-4))
-PAPER_SIZE = Size(width=512, training=PAPER.head)
+LAPTOP_SIZE = NetworkSize(width=64, training=replace(LAPTOP.head, weight_decay=1e-4))
+PAPER_SIZE = NetworkSize(width=512, training=PAPER.head)
 SIZES = {"laptop": LAPTOP_SIZE, "paper": PAPER_SIZE}
 DROPOUT = 0.05
 NNLQP_FEATURES = ("batch_size", "macs", "parameters", "memory_bytes")
@@ -79,7 +79,7 @@ class SageNetwork(nn.Module):
         return output
 
 
-def nnlqp(size: Size = LAPTOP_SIZE) -> Regressor:
+def nnlqp(size: NetworkSize = LAPTOP_SIZE) -> Regressor:
     columns = [STATIC_FEATURES.index(name) for name in NNLQP_FEATURES]
 
     def vector(workloads: Sequence[Workload]) -> FloatArray:
@@ -94,7 +94,7 @@ def nnlqp(size: Size = LAPTOP_SIZE) -> Regressor:
     )
 
 
-def dippm(size: Size = LAPTOP_SIZE) -> Regressor:
+def dippm(size: NetworkSize = LAPTOP_SIZE) -> Regressor:
     return Regressor(
         name="dippm",
         network=lambda width, _nodes: SageNetwork(width, size.width, layers=3, hidden_layers=3),

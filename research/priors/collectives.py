@@ -24,7 +24,7 @@ from research.data import data_folder
 from research.held_out import Array, percent_errors
 from research.priors import IsWriting
 from trappm.extensions.parallel import links
-from trappm.extensions.parallel.links import Group, LinkKind, Node
+from trappm.extensions.parallel.links import LinkKind, NodeLinks, RankGroup
 
 BINS = 40
 LARGE_BYTES = 1 << 20
@@ -86,8 +86,8 @@ class Series:
         inner = links.link(kind, gbs, **of(kind))
         _, network_gbs, rails = NETWORKS.get(self.system, ("rdma", 1.0, 1))
         network = links.link(LinkKind.RDMA, network_gbs, **of("rdma"), **of(self.system))
-        node = Node(name=self.system, inner=inner, network=network, rails=rails)
-        group = Group(node=node, gpus=self.gpus // self.nodes, nodes=self.nodes)
+        node = NodeLinks(name=self.system, inner=inner, network=network, rails=rails)
+        group = RankGroup(node=node, gpus=self.gpus // self.nodes, nodes=self.nodes)
         time_ms = getattr(group, f"{self.collective}_ms")
         return np.array([time_ms(size) for size in self.sizes.tolist()])
 

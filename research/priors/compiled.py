@@ -20,7 +20,7 @@ import typer
 from research.data import data_folder
 from research.held_out import Array, held_out, percent_errors
 from research.priors import IsWriting
-from research.priors.steps import TRACES, Steps, Traces, kernels
+from research.priors.steps import TRACES, PublishedSteps, Traces, kernels
 from trappm.learner.interface import Workload
 from trappm.learner.physics.compiled_step import (
     REFERENCE,
@@ -81,14 +81,14 @@ def pairs(path: Path, most: int | None = None) -> pd.DataFrame:
 
 
 @dataclass(frozen=True, eq=False)
-class Card:
+class CardPairs:
     """Pairs of one card (n rows)."""
 
-    eager: Steps
-    compiled: Steps
+    eager: PublishedSteps
+    compiled: PublishedSteps
 
     @classmethod
-    def of(cls, card: str, table: pd.DataFrame, traces: Path) -> Card:
+    def of(cls, card: str, table: pd.DataFrame, traces: Path) -> CardPairs:
         """Return the pairs whose kernels are in the folder or can be traced."""
         rows: tuple[list[tuple[Workload, str, float]], ...] = [], []
         for row in table[table.device == CARDS[card]].to_dict("records"):
@@ -106,10 +106,10 @@ class Card:
                     kernels=own,
                 )
                 steps.append((workload, name, time_ms))
-        return cls(*(Steps.of(card, f"timm {card}", steps) for steps in rows))
+        return cls(*(PublishedSteps.of(card, f"timm {card}", steps) for steps in rows))
 
-    def at(self, chosen: npt.NDArray[np.bool_]) -> Card:
-        return Card(self.eager.at(chosen), self.compiled.at(chosen))
+    def at(self, chosen: npt.NDArray[np.bool_]) -> CardPairs:
+        return CardPairs(self.eager.at(chosen), self.compiled.at(chosen))
 
     def parts(self, prior: StepTimePrior) -> Array:
         return part_times(prior, self.compiled.evidence.workloads)
@@ -126,7 +126,7 @@ class Card:
         return values
 
 
-def judge(card: Card, reference: Card, seed: int) -> list[dict[str, object]]:
+def judge(card: CardPairs, reference: CardPairs, seed: int) -> list[dict[str, object]]:
     """Return errors on held-out architectures of a card.
 
     Args:
@@ -202,7 +202,7 @@ def judge(card: Card, reference: Card, seed: int) -> list[dict[str, object]]:
     return rows
 
 
-def fit_and_write(reference: Card) -> None:
+def fit_and_write(reference: CardPairs) -> None:
     """Write the constants of the reference's eager steps and of its compiled ones."""
     prior = reference.eager_prior
     eager = prior.log_values(reference.eager.evidence.workloads)
@@ -229,9 +229,9 @@ def main(
     """
     table = pairs(data_folder() / FILE, most)
     if is_writing:
-        fit_and_write(Card.of(REFERENCE, table, traces))
+        fit_and_write(CardPairs.of(REFERENCE, table, traces))
         return
-    cards = {card: Card.of(card, table, traces) for card in CARDS}
+    cards = {card: CardPairs.of(card, table, traces) for card in CARDS}
     for name, card in cards.items():
         for key, reference in cards.items():
             rows = [

@@ -22,7 +22,7 @@ from scipy.optimize import least_squares
 from research.data import data_folder
 from research.held_out import Array
 from trappm.extensions.parallel import schedules
-from trappm.extensions.parallel.links import Node, node_of
+from trappm.extensions.parallel.links import NodeLinks, node_of
 from trappm.extensions.parallel.schedules import Parallelism, schedule
 from trappm.extensions.parallel.step_work import even_work
 
@@ -44,7 +44,7 @@ SETTING = [
 ]  # fmt: skip
 
 
-def predicted_ms(rows: pd.DataFrame, node: Node) -> Array:
+def predicted_ms(rows: pd.DataFrame, node: NodeLinks) -> Array:
     """Return the DDP step times of rows from `alone_ms`, the step time of one GPU."""
     columns = rows[["model", "alone_ms", "n_gpus", "n_nodes", "passes"]]
     times = []
@@ -56,12 +56,12 @@ def predicted_ms(rows: pd.DataFrame, node: Node) -> Array:
     return np.array(times)
 
 
-def fitted_node(rows: pd.DataFrame) -> Node:
+def fitted_node(rows: pd.DataFrame) -> NodeLinks:
     """Return the node of T4s with links fitted to these steps."""
     start = node_of("t4")
     chosen = rows.sample(min(len(rows), MAX_FITTED), random_state=0)
 
-    def moved(logs: Array) -> Node:
+    def moved(logs: Array) -> NodeLinks:
         factors = dict(zip([*FITTED, "inner"], np.exp(logs), strict=True))
         network = {name: getattr(start.network, name) * factors[name] for name in FITTED}
         inner = replace(start.inner, efficiency=start.inner.efficiency * factors["inner"])

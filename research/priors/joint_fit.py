@@ -107,7 +107,7 @@ class Distribution:
 
 
 @dataclass(eq=False)
-class _Part:
+class _Component:
     """A part of the sum."""
 
     key: tuple[str, str]
@@ -120,7 +120,7 @@ class _Part:
     shift: Tensor
     """Shift of each constant in units of its spread (k)."""
 
-    def own(self, jacobian: Tensor) -> Tensor:
+    def derivatives(self, jacobian: Tensor) -> Tensor:
         """Return derivatives of its labels by its shifts."""
         return jacobian[self.labels][:, self.constants] * self.spread
 
@@ -146,7 +146,7 @@ class JointFit:
         self._labels = torch.from_numpy(np.concatenate([e.log_values for e in self._evidence]))
         self.noise = np.full(len(self._evidence), 0.5)
         """Noise scale of each source with labels."""
-        self._parts = self._made()
+        self._parts = self._make_parts()
         first = distribution
         for _ in range(ROUNDS - 1 if learns else 0):
             self._fit()
@@ -163,36 +163,36 @@ class JointFit:
 
     def of_another_device(self) -> Distribution:
         """Return the prior of a device without labels here."""
-        own = self.distribution
-        unsure = torch.zeros_like(own.centre)
-        for part, left in zip(self._parts, self._left(), strict=True):
+        prior = self.distribution
+        variance = torch.zeros_like(prior.centre)
+        for part, posterior in zip(self._parts, self._posterior_variances(), strict=True):
             if part.key == ("shared", ""):
-                unsure[part.constants] = part.spread**2 * left
-        centre, device = self.constants(""), (own.device**2 + unsure).sqrt()
-        return Distribution(centre, torch.zeros_like(centre), device, own.host)
+                variance[part.constants] = part.spread**2 * posterior
+        centre, device = self.constants(""), (prior.device**2 + variance).sqrt()
+        return Distribution(centre, torch.zeros_like(centre), device, prior.host)
 
-    def _made(self) -> list[_Part]:
+    def _make_parts(self) -> list[_Component]:
         distribution = self.distribution
         devices = sorted({e.device for e in self._evidence})
         hosts = sorted({e.host for e in self._evidence})
-        wanted = [("shared", "", distribution.shared)]
-        wanted += [("device", device, distribution.device) for device in devices]
-        wanted += [("host", host, distribution.host) for host in hosts]
+        spreads = [("shared", "", distribution.shared)]
+        spreads += [("device", device, distribution.device) for device in devices]
+        spreads += [("host", host, distribution.host) for host in hosts]
         parts = []
-        for kind, key, spread in wanted:
+        for kind, key, spread in spreads:
             constants = torch.from_numpy(np.flatnonzero(spread.numpy() > 0))
             if not len(constants):
                 continue
             concerned = [kind == "shared" or getattr(e, kind) == key for e in self._evidence]
             labels = torch.from_numpy(np.flatnonzero(np.array(concerned)[self._source]))
             shift = torch.zeros(len(constants), dtype=torch.float64)
-            parts.append(_Part((kind, key), labels, constants, spread[constants], shift))
+            parts.append(_Component((kind, key), labels, constants, spread[constants], shift))
         return parts
 
     def _values(self) -> Tensor:
         constants = [self.constants(e.device, e.host) for e in self._evidence]
-        own = zip(self._evidence, constants, strict=True)
-        return torch.cat([log_times(e.chunks, at, e.spec) for e, at in own])
+        pairs = zip(self._evidence, constants, strict=True)
+        return torch.cat([log_times(e.chunks, at, e.spec) for e, at in pairs])
 
     def _linear(self) -> tuple[Tensor, Tensor]:
         """Return errors (n) and derivatives of the predictions by the constants (n, c)."""
@@ -207,8 +207,8 @@ class JointFit:
     def _scales(self, errors: Tensor) -> Tensor:
         """Return the noise scale of each label (n): its source's."""
         for place in range(len(self._evidence)):
-            own = errors[torch.from_numpy(self._source == place)]
-            self.noise[place] = noise_scale(own, float(self.noise[place]))
+            of_source = errors[torch.from_numpy(self._source == place)]
+            self.noise[place] = noise_scale(of_source, float(self.noise[place]))
         return torch.from_numpy(self.noise[self._source])
 
     def _loss(self, errors: Tensor, scales: Tensor) -> float:
@@ -251,9 +251,9 @@ class JointFit:
         The system has the size of the labels (Woodbury's identity), or of the shifts if those are
         fewer.
         """
-        owns = [part.own(jacobian) for part in self._parts]
+        jacobians = [part.derivatives(jacobian) for part in self._parts]
         if self._has_many_labels():
-            dense = self._dense(owns)
+            dense = self._dense(jacobians)
             precision = dense.T @ (dense / variances[:, None])
             precision.diagonal().add_(weight)
             slope = dense.T @ (errors / variances) - torch.cat(tuple(shifts))
@@ -262,65 +262,65 @@ class JointFit:
             for part, moved, shift in zip(self._parts, step.split(sizes), shifts, strict=True):
                 part.shift = shift + moved
             return
-        wanted, covariance = errors.clone(), torch.diag(weight * variances)
-        for part, own, shift in zip(self._parts, owns, shifts, strict=True):
-            wanted[part.labels] += own @ shift / weight
-            covariance[part.labels[:, None], part.labels] += own @ own.T
-        solved = torch.linalg.solve(covariance, wanted)
-        for part, own, shift in zip(self._parts, owns, shifts, strict=True):
-            part.shift = shift + own.T @ solved[part.labels] - shift / weight
+        target, covariance = errors.clone(), torch.diag(weight * variances)
+        for part, derivatives, shift in zip(self._parts, jacobians, shifts, strict=True):
+            target[part.labels] += derivatives @ shift / weight
+            covariance[part.labels[:, None], part.labels] += derivatives @ derivatives.T
+        solution = torch.linalg.solve(covariance, target)
+        for part, derivatives, shift in zip(self._parts, jacobians, shifts, strict=True):
+            part.shift = shift + derivatives.T @ solution[part.labels] - shift / weight
 
     def _has_many_labels(self) -> bool:
         """Return True if there are more labels than shifts."""
         return len(self._labels) > sum(len(part.constants) for part in self._parts)
 
-    def _dense(self, owns: Sequence[Tensor]) -> Tensor:
+    def _dense(self, jacobians: Sequence[Tensor]) -> Tensor:
         """Return the derivatives of all labels by all shifts (n, k)."""
         blocks = []
-        for part, own in zip(self._parts, owns, strict=True):
-            block = own.new_zeros(len(self._labels), own.shape[1])
-            block[part.labels] = own
+        for part, derivatives in zip(self._parts, jacobians, strict=True):
+            block = derivatives.new_zeros(len(self._labels), derivatives.shape[1])
+            block[part.labels] = derivatives
             blocks.append(block)
         return torch.cat(blocks, dim=1)
 
-    def _left(self) -> list[Tensor]:
+    def _posterior_variances(self) -> list[Tensor]:
         """Return the posterior variance of each part's shifts."""
         errors, jacobian = self._linear()
         variances = normal_variances(errors, self._scales(errors))
-        owns = [part.own(jacobian) for part in self._parts]
+        jacobians = [part.derivatives(jacobian) for part in self._parts]
         if self._has_many_labels():
-            dense = self._dense(owns)
+            dense = self._dense(jacobians)
             precision = dense.T @ (dense / variances[:, None])
             precision.diagonal().add_(1.0)
-            left = torch.linalg.inv(precision).diagonal()
-            return list(left.split([own.shape[1] for own in owns]))
+            posterior = torch.linalg.inv(precision).diagonal()
+            return list(posterior.split([derivatives.shape[1] for derivatives in jacobians]))
         covariance = torch.diag(variances)
-        for part, own in zip(self._parts, owns, strict=True):
-            covariance[part.labels[:, None], part.labels] += own @ own.T
+        for part, derivatives in zip(self._parts, jacobians, strict=True):
+            covariance[part.labels[:, None], part.labels] += derivatives @ derivatives.T
         inverse = torch.linalg.inv(covariance)
         return [
-            1.0 - (own * (inverse[part.labels[:, None], part.labels] @ own)).sum(0)
-            for part, own in zip(self._parts, owns, strict=True)
+            1.0 - (derivatives * (inverse[part.labels[:, None], part.labels] @ derivatives)).sum(0)
+            for part, derivatives in zip(self._parts, jacobians, strict=True)
         ]
 
     def _learn_spreads(self, first: Distribution) -> None:
         """Learn the spreads of the shared and the devices' own parts (`spread_factor`)."""
-        left = list(zip(self._parts, self._left(), strict=True))
+        variances = list(zip(self._parts, self._posterior_variances(), strict=True))
         is_alone = not bool((first.shared > 0).any())
         spreads = {"shared": first.shared.clone(), "device": first.device.clone()}
-        for kind, begun in (("shared", first.shared), ("device", first.device)):
+        for kind, initial in (("shared", first.shared), ("device", first.device)):
             for group, rows in group_rows():
                 if group.common and is_alone:
                     continue  # one device says nothing about the spread of a common constant
                 moved, determined = 0.0, 0.0
-                for part, unsure in left:
+                for part, variance in variances:
                     if part.key[0] != kind:
                         continue
-                    own = (part.constants >= rows.start) & (part.constants < rows.stop)
-                    scale = part.spread[own] / begun[part.constants[own]]
-                    moved += float(((part.shift[own] * scale) ** 2).sum())
-                    determined += float((1.0 - unsure[own]).sum())
-                spreads[kind][rows] = begun[rows] * spread_factor(moved, determined, *CHANGES)
+                    in_group = (part.constants >= rows.start) & (part.constants < rows.stop)
+                    scale = part.spread[in_group] / initial[part.constants[in_group]]
+                    moved += float(((part.shift[in_group] * scale) ** 2).sum())
+                    determined += float((1.0 - variance[in_group]).sum())
+                spreads[kind][rows] = initial[rows] * spread_factor(moved, determined, *CHANGES)
         self.distribution = replace(self.distribution, **spreads)
         for part in self._parts:
             if part.key[0] in spreads:

@@ -25,8 +25,8 @@ from scipy.optimize import least_squares
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from trappm.extensions.parallel.links import Node, node_of
-from trappm.extensions.parallel.schedules import Parallelism, Strategy, schedule
+from trappm.extensions.parallel.links import NodeLinks, node_of
+from trappm.extensions.parallel.schedules import Parallelism, ShardingStrategy, schedule
 from trappm.extensions.parallel.shared_step import predict_parallel
 from trappm.extensions.parallel.step_work import traced_work
 from trappm.extensions.transformers.model_heads import KNOWN, TransformerTimes
@@ -44,7 +44,7 @@ DEVICES = {"A100-40GB": "a100", "A100-80GB": "a100-80gb", "H100-80GB": "h100"}
 GPUS_PER_NODE = 8
 
 
-class Attention(nn.Module):
+class AttentionTerms(nn.Module):
     """Causal attention; one projection makes queries, keys and values."""
 
     def __init__(self, hidden: int, heads: int) -> None:
@@ -62,13 +62,13 @@ class Attention(nn.Module):
         return self.out(mixed.reshape(batch, length, hidden))
 
 
-class Layer(nn.Module):
+class DecoderLayer(nn.Module):
     """Attention and feed-forward with their norms and residuals."""
 
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
         self.norm_1, self.norm_2 = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
-        self.attention = Attention(hidden, heads)
+        self.attention = AttentionTerms(hidden, heads)
         self.up, self.down = nn.Linear(hidden, 4 * hidden), nn.Linear(4 * hidden, hidden)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ class Mpt(nn.Module):
         super().__init__()
         self.checkpoints = checkpoints
         self.tokens, self.places = nn.Embedding(vocabulary, hidden), nn.Embedding(length, hidden)
-        self.layers = nn.ModuleList(Layer(hidden, heads) for _ in range(layers))
+        self.layers = nn.ModuleList(DecoderLayer(hidden, heads) for _ in range(layers))
         self.norm = nn.LayerNorm(hidden)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -122,14 +122,14 @@ SCATTER = 0.04
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class FoundryRun:
     """A published row with its precomputed terms."""
 
     row: Any
     workload: Workload
     terms: Terms
     spec: DeviceSpec
-    node: Node
+    node: NodeLinks
     parallelism: Parallelism
     waiting_ms: float = 0.0
     """Time of a step outside its passes."""
@@ -186,7 +186,7 @@ def sizes_of(row: Any) -> tuple[int, ...]:
     return tuple(map(int, (row.hidden, row.layers, row.heads, row.vocab, row.seq_len)))
 
 
-def run_of(row: Any) -> Run:
+def run_of(row: Any) -> FoundryRun:
     """Trace the step of a row and compute its terms."""
     step = traced_step(sizes_of(row), bool(row.act_ckpt))
     workload = Workload(
@@ -198,14 +198,14 @@ def run_of(row: Any) -> Run:
     )
     gpus = int(row.n_gpus)
     parallelism = Parallelism(
-        strategy=Strategy.FSDP,
+        strategy=ShardingStrategy.FSDP,
         gpus=min(gpus, GPUS_PER_NODE),
         nodes=max(gpus // GPUS_PER_NODE, 1),
         accumulation=1 if np.isnan(row.grad_accum) else int(row.grad_accum),
     )
     device = DEVICES[row.device]
     spec, node = spec_of(device), node_of(device)
-    run = Run(row, workload, terms_of([workload], spec), spec, node, parallelism)
+    run = FoundryRun(row, workload, terms_of([workload], spec), spec, node, parallelism)
     work = traced_work(workload, StepTimePrior(spec, run._constants(START)))
     shared = schedule(replace(work, contention=BARELY), parallelism, node)
     return replace(
@@ -215,20 +215,20 @@ def run_of(row: Any) -> Run:
     )
 
 
-def runs_of(rows: pd.DataFrame) -> list[Run]:
+def runs_of(rows: pd.DataFrame) -> list[FoundryRun]:
     """Return the rows in bf16; no label shows the throughput of fp8."""
     chosen = rows[(rows.status == "ok") & (rows.precision != "amp_fp8")]
     return [run_of(row) for row in chosen.itertuples(index=False)]
 
 
-def fit(runs: Sequence[Run]) -> dict[str, Factors]:
+def fit(runs: Sequence[FoundryRun]) -> dict[str, Factors]:
     """Fit the factors of each card."""
     centre, widths = np.log(astuple(START)), np.array(WIDTHS)
     factors = {}
     for card in dict.fromkeys(run.card for run in runs):
         chosen = [run for run in runs if run.card == card]
 
-        def residuals(logs: np.ndarray, chosen: Sequence[Run] = chosen) -> np.ndarray:
+        def residuals(logs: np.ndarray, chosen: Sequence[FoundryRun] = chosen) -> np.ndarray:
             tried = Factors(*np.exp(logs).tolist())
             errors = [
                 np.log(run.approximate_s(tried) / float(run.row.step_s)) / SCATTER for run in chosen
@@ -244,7 +244,7 @@ Learned = Mapping[str, Factors]
 """Factors by card."""
 
 
-def held_out_fits(runs: Sequence[Run]) -> dict[str, Learned]:
+def held_out_fits(runs: Sequence[FoundryRun]) -> dict[str, Learned]:
     """Return, for each model, the factors fitted to all other models' rows."""
     names = dict.fromkeys(run.row.model for run in runs)
     return {name: fit([run for run in runs if run.row.model != name]) for name in names}
@@ -277,7 +277,7 @@ Seconds = tuple[float, float, float]
 """Step time with the bounds of its interval, NaN where none is stated."""
 
 
-def user_prediction(run: Run, folder: Path, learned: Learned | None = None) -> Seconds:
+def user_prediction(run: FoundryRun, folder: Path, learned: Learned | None = None) -> Seconds:
     """Predict a row by the public API, optionally with other constants than the shipped ones."""
     row, sizes = run.row, sizes_of(run.row)
     hidden, layers, heads, vocabulary, length = sizes
@@ -314,7 +314,7 @@ def predicted(rows: pd.DataFrame) -> pd.DataFrame:
     runs = runs_of(rows)
     others = held_out_fits(runs)
 
-    def plain(run: Run, factors: Factors) -> Seconds:
+    def plain(run: FoundryRun, factors: Factors) -> Seconds:
         return run.predicted_s(factors), np.nan, np.nan
 
     with TemporaryDirectory() as name:

@@ -22,7 +22,7 @@ import pandas as pd
 import typer
 
 from research.data import data_folder
-from trappm.extensions.parallel.schedules import Parallelism, Strategy
+from trappm.extensions.parallel.schedules import Parallelism, ShardingStrategy
 from trappm.extensions.parallel.shared_step import SharedStep
 
 COLUMNS = [
@@ -111,7 +111,9 @@ def predicted(steps: Iterable[tuple[SharedStep, pd.DataFrame]]) -> pd.DataFrame:
         answers = [
             step.on(
                 Parallelism(
-                    strategy=Strategy.TP if row.tensor * row.pipeline > 1 else Strategy.DDP,
+                    strategy=ShardingStrategy.TP
+                    if row.tensor * row.pipeline > 1
+                    else ShardingStrategy.DDP,
                     gpus=min(int(row.gpus), GPUS_PER_NODE),
                     nodes=max(int(row.gpus) // GPUS_PER_NODE, 1),
                     accumulation=int(row.passes),

@@ -36,7 +36,7 @@ from research.priors.steps import (
     NVIDIA,
     TIMM,
     TRACES,
-    Steps,
+    PublishedSteps,
     Traces,
     dashboard_steps,
     h100_labels,
@@ -98,7 +98,7 @@ def error_table(errors: pd.DataFrame) -> pd.DataFrame:
     ).round(1)
 
 
-def all_evidence(data: Any, traces: Any) -> tuple[list[Steps], list[Evidence]]:
+def all_evidence(data: Any, traces: Any) -> tuple[list[PublishedSteps], list[Evidence]]:
     """Return steps and kernels of all known cards."""
     nodes = data / "nodes"
     train, infer = ([k for k in TIMM if k.startswith(phase)] for phase in ("train", "infer"))
@@ -125,7 +125,7 @@ def like_nearest(fit: JointFit, device: str, models: Iterable[str]) -> Distribut
 
 
 def step_time_errors(
-    known: Sequence[Steps], kernels: Sequence[Evidence], cards: Sequence[str] = ()
+    known: Sequence[PublishedSteps], kernels: Sequence[Evidence], cards: Sequence[str] = ()
 ) -> Iterator[pd.DataFrame]:
     """Yield the errors of each card held out as a whole, by the basis of its constants."""
     for device in sorted({steps.evidence.device for steps in known}):
@@ -147,7 +147,7 @@ def step_time_errors(
 
 
 def new_architecture_errors(
-    known: Sequence[Steps], kernels: Sequence[Evidence]
+    known: Sequence[PublishedSteps], kernels: Sequence[Evidence]
 ) -> Iterator[pd.DataFrame]:
     """Yield the errors of cards with steps of other architectures, on a host without labels."""
     names = np.unique(np.concatenate([steps.architectures for steps in known]))
@@ -259,7 +259,7 @@ def coverage(errors: pd.DataFrame) -> str:
 
 
 def shipped(
-    known: Sequence[Steps], kernels: Sequence[Evidence], errors: pd.DataFrame
+    known: Sequence[PublishedSteps], kernels: Sequence[Evidence], errors: pd.DataFrame
 ) -> OtherDevices:
     """Return the constants of other cards that all labels imply, with the quantiles of errors."""
     fit = learned_from([*(s.evidence for s in known), *kernels])

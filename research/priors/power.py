@@ -20,7 +20,7 @@ import torch
 from research.data import data_folder
 from research.held_out import Chosen, percent_errors
 from research.priors import IsWriting
-from research.priors.power_fit import Fitted, fit
+from research.priors.power_fit import FittedConstants, fit
 from research.priors.power_labels import EPOCHS, Rows, h100, zeus
 from research.priors.steps import TRACES, Traces
 from trappm.extensions.power_limits.step_power import UNTIMED, CardPower, StepPower
@@ -154,7 +154,7 @@ def run(all_rows: Sequence[Rows], split: str, noise: Mapping[str, float]) -> pd.
     return pd.DataFrame(result)
 
 
-def card_power(rows: Rows, fitted: Fitted, noise: Mapping[str, float]) -> CardPower:
+def card_power(rows: Rows, fitted: FittedConstants, noise: Mapping[str, float]) -> CardPower:
     normal = fitted.cards.get(rows.card, fitted.unknown)
     of_card = noise.get(rows.card if rows.card in fitted.cards else UNKNOWN, 0.1)
     limit = float(rows.labels.usual_w.max())

@@ -39,7 +39,7 @@ STEP = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
-class Labels:
+class PowerLabels:
     """Labels of a card with measured power (n)."""
 
     card: str
@@ -56,12 +56,12 @@ class Labels:
     weight: Array
     """Weight of each label; near-copies share a total weight of one."""
 
-    def at(self, rows: npt.NDArray[np.bool_]) -> Labels:
+    def at(self, rows: npt.NDArray[np.bool_]) -> PowerLabels:
         """Return the selected labels."""
         chosen = np.flatnonzero(rows)
         names = ("usual_ms", "usual_w", "limit_w", "power_w", "time_ms", "weight")
         parts = {name: getattr(self, name)[chosen] for name in names}
-        return Labels(self.card, self.sheet, self.loads.at(chosen), **parts)
+        return PowerLabels(self.card, self.sheet, self.loads.at(chosen), **parts)
 
     def predicted(self, constants: Array) -> tuple[Array, Array]:
         """Return the logarithms of predicted power and time, shape (n,) each."""
@@ -77,7 +77,7 @@ class Labels:
 
 
 @dataclass(frozen=True, eq=False)
-class Fitted:
+class FittedConstants:
     """Posteriors of power constants."""
 
     cards: dict[str, Normal]
@@ -85,7 +85,7 @@ class Fitted:
     """Distribution for a card without labels."""
 
 
-def fit(evidence: Sequence[Labels]) -> Fitted:
+def fit(evidence: Sequence[PowerLabels]) -> FittedConstants:
     """Fit the constants of all cards jointly."""
     cards = sorted({part.card for part in evidence})
     size = len(CONSTANTS)
@@ -108,11 +108,15 @@ def fit(evidence: Sequence[Labels]) -> Fitted:
         both[:, place * size : (place + 1) * size] = np.eye(size)
         known[card] = Normal(centre + both @ values, both @ covariance @ both.T)
     unsure = covariance[:size, :size] + np.diag(own**2)
-    return Fitted(known, Normal(centre + values[:size], unsure))
+    return FittedConstants(known, Normal(centre + values[:size], unsure))
 
 
 def _most_probable(
-    evidence: Sequence[Labels], cards: Sequence[str], centre: Array, scales: Array, start: Array
+    evidence: Sequence[PowerLabels],
+    cards: Sequence[str],
+    centre: Array,
+    scales: Array,
+    start: Array,
 ) -> tuple[Array, Array]:
     """Return shared shifts followed by each card's (k), and their precision (k, k)."""
     size = len(centre)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from research.priors.power_fit import Labels
+from research.priors.power_fit import PowerLabels
 from research.priors.steps import traced_label
 from research.snapshot.shipped_sheets import H100_FILES, our_attempts
 from trappm.extensions.power_limits.step_power import Sheet
@@ -52,7 +52,7 @@ H100_LIMIT_W = 700.0
 class Rows:
     """Labels of a card with their workloads (n rows)."""
 
-    labels: Labels
+    labels: PowerLabels
     prior: StepTimePrior
     workloads: Sequence[Workload]
     networks: npt.NDArray[np.str_]
@@ -72,7 +72,7 @@ class Rows:
         assert found is not None
         names = ("usual_ms", "usual_w", "limit_w", "power_w", "time_ms", "weight")
         columns = {name: table[name].to_numpy(dtype=np.float64) for name in names}
-        labels = Labels(card, Sheet.of(found), loads_of(workloads, prior), **columns)
+        labels = PowerLabels(card, Sheet.of(found), loads_of(workloads, prior), **columns)
         networks, settings = (table[c].to_numpy(dtype=np.str_) for c in ("network", "setting"))
         return cls(labels, prior, workloads, networks, settings)
 
@@ -201,7 +201,7 @@ def shufflenet() -> nn.Module:
     return nn.Sequential(*layers)
 
 
-class Attention(nn.Module):
+class UnfusedAttention(nn.Module):
     """Twelve heads of 64, with a matrix of scores in memory, as before fused kernels."""
 
     def __init__(self) -> None:
@@ -242,7 +242,7 @@ class Bert(nn.Module):
         super().__init__()
         self.start = nn.Sequential(nn.LayerNorm(768), nn.Dropout(0.1))
         self.layers = nn.Sequential(
-            *(part() for _ in range(12) for part in (Attention, FeedForward))
+            *(part() for _ in range(12) for part in (UnfusedAttention, FeedForward))
         )
         self.out = nn.Linear(768, 2)
 

@@ -25,7 +25,7 @@ from research.priors.joint_fit import Evidence, SharedPrior, write
 from research.priors.kernel_sources import published_kernels
 from research.priors.steps import (
     TRACES,
-    Steps,
+    PublishedSteps,
     Traces,
     learned_from,
     node_sheet_steps,
@@ -41,7 +41,7 @@ SOURCE = "pycls"
 NAMES = {Phase.TRAIN: "training", Phase.INFER: "inference"}
 
 
-def _rows(start: str, prior: StepTimePrior, steps: Steps) -> list[dict[str, object]]:
+def _rows(start: str, prior: StepTimePrior, steps: PublishedSteps) -> list[dict[str, object]]:
     return [
         {"start": start, "phase": NAMES[phase], "error": percent_errors(logs).mean()}
         for phase, logs in steps.errors(prior).items()
@@ -49,7 +49,7 @@ def _rows(start: str, prior: StepTimePrior, steps: Steps) -> list[dict[str, obje
 
 
 def judge_v100(
-    known: Sequence[Steps], kernels: Sequence[Evidence], of_v100: Evidence, seeds: int
+    known: Sequence[PublishedSteps], kernels: Sequence[Evidence], of_v100: Evidence, seeds: int
 ) -> pd.DataFrame:
     """Return errors on pycls' V100 steps of held-out architectures by start, kernels and labels."""
     target = next(s for s in known if s.evidence.host.startswith(SOURCE))

@@ -72,14 +72,16 @@ INFERENCE = {"per_gpu_batch": "batch", "latency_from_throughput_ms": "step_ms"}
 
 
 @dataclass(frozen=True, eq=False)
-class Steps:
+class PublishedSteps:
     """Steps of one source on one device (n rows)."""
 
     evidence: Evidence
     architectures: npt.NDArray[np.str_]
 
     @classmethod
-    def of(cls, device: str, host: str, rows: Sequence[tuple[Workload, str, float]]) -> Steps:
+    def of(
+        cls, device: str, host: str, rows: Sequence[tuple[Workload, str, float]]
+    ) -> PublishedSteps:
         """Combine workloads, architectures and step times in ms of a device key."""
         workloads = [workload for workload, _, _ in rows]
         times = np.array([step_ms for _, _, step_ms in rows])
@@ -87,8 +89,8 @@ class Steps:
         evidence = Evidence(card, host, spec, workloads, np.log(times))
         return cls(evidence, np.array([name for _, name, _ in rows], dtype=np.str_))
 
-    def at(self, chosen: Chosen) -> Steps:
-        return Steps(self.evidence.at(chosen), self.architectures[chosen])
+    def at(self, chosen: Chosen) -> PublishedSteps:
+        return PublishedSteps(self.evidence.at(chosen), self.architectures[chosen])
 
     @property
     def step_time_ms(self) -> Array:
@@ -173,7 +175,7 @@ TIMM_STEPS = {Phase.TRAIN: 250, Phase.INFER: 120}
 """Steps of each sheet in fits of several cards."""
 
 
-def timm_steps(key: str, data: Path, traces: Path, most: int | None = None) -> Steps:
+def timm_steps(key: str, data: Path, traces: Path, most: int | None = None) -> PublishedSteps:
     """Return the steps of a sheet of TIMM whose models timm can build and PyTorch can trace.
 
     Args:
@@ -203,22 +205,22 @@ def timm_steps(key: str, data: Path, traces: Path, most: int | None = None) -> S
         workload = traced(what, WHOLE_STEP, traces, fused_attention=fused)
         if workload is not None:
             rows.append((workload, current_name(name), float(row[f"{sheet.phase}_step_time"])))
-    return Steps.of(sheet.device, sheet.host, rows)
+    return PublishedSteps.of(sheet.device, sheet.host, rows)
 
 
-def some_timm_steps(key: str, data: Path, traces: Path) -> Steps:
+def some_timm_steps(key: str, data: Path, traces: Path) -> PublishedSteps:
     return timm_steps(key, data, traces, TIMM_STEPS[TIMM[key].phase])
 
 
-def node_sheet_steps(nodes: Path, traces: Path) -> list[Steps]:
+def node_sheet_steps(nodes: Path, traces: Path) -> list[PublishedSteps]:
     """Return pycls' and pytorch-gpu-benchmark's steps by source, run and device of the catalogue.
 
     Those of `HOST_BOUND` are left out.
     """
     rows: dict[tuple[str, str, str], list[tuple[Workload, str, float]]] = defaultdict(list)
     for file in ("pycls_v100_step_fp32.csv", "pgb_torchvision_step.csv"):
-        for verdict in node_steps.verdicts(nodes / file):
-            label = verdict.measurement
+        for row in node_steps.parse_rows(nodes / file):
+            label = row.measurement
             if label is None or label.step_time_ms is None or known_spec(label.device) is None:
                 continue
             if label.device in HOST_BOUND:
@@ -228,12 +230,12 @@ def node_sheet_steps(nodes: Path, traces: Path) -> list[Steps]:
                 key = label.device, label.protocol.name, str(label.environment["run"])
                 rows[key].append((workload, label.configuration.architecture, label.step_time_ms))
     return [
-        Steps.of(device, f"{source} {device} {run}", labelled)
+        PublishedSteps.of(device, f"{source} {device} {run}", labelled)
         for (device, source, run), labelled in rows.items()
     ]
 
 
-def nvidia_steps(nodes: Path, traces: Path) -> list[Steps]:
+def nvidia_steps(nodes: Path, traces: Path) -> list[PublishedSteps]:
     """Return NVIDIA's steps on one GPU by card, without rows marked as suspect."""
     training = pd.read_csv(nodes / "dle_train_throughput.csv").rename(columns=TRAINING)
     training = training[(training.n_gpus == 1) & training.suspect.isna()]
@@ -257,10 +259,13 @@ def nvidia_steps(nodes: Path, traces: Path) -> list[Steps]:
         workload = traced(what, WHOLE_STEP, traces)
         if workload is not None:
             rows[str(row["device"]).lower()].append((workload, name, float(row["step_ms"])))
-    return [Steps.of(device, f"{NVIDIA} {device}", labelled) for device, labelled in rows.items()]
+    return [
+        PublishedSteps.of(device, f"{NVIDIA} {device}", labelled)
+        for device, labelled in rows.items()
+    ]
 
 
-def dashboard_steps(traces: Path) -> Steps:
+def dashboard_steps(traces: Path) -> PublishedSteps:
     """Return the eager training steps of PyTorch's compiler dashboard on an A100.
 
     The dashboard allows TF32 in matrix products, too, which our fp32 does not: steps in fp32 are
@@ -283,7 +288,7 @@ def dashboard_steps(traces: Path) -> Steps:
         is_half = what.precision is not Precision.FP32
         if workload is not None and (is_half or _is_convolutional(workload)):
             rows.append((workload, what.architecture, float(row["eager_ms"])))
-    return Steps.of("a100-40gb", f"{DASHBOARD} a100-40gb", rows)
+    return PublishedSteps.of("a100-40gb", f"{DASHBOARD} a100-40gb", rows)
 
 
 def _is_convolutional(workload: Workload) -> bool:
@@ -302,13 +307,13 @@ def h100_labels() -> list[Measurement]:
     return [label for label in labels if label.outcome is Outcome.OK]
 
 
-def h100_steps(traces: Path) -> Steps:
+def h100_steps(traces: Path) -> PublishedSteps:
     rows = [
         (workload, label.configuration.architecture, label.step_time_ms)
         for label in h100_labels()
         if label.step_time_ms is not None and (workload := traced_label(label, traces)) is not None
     ]
-    return Steps.of("h100", "trappm", rows)
+    return PublishedSteps.of("h100", "trappm", rows)
 
 
 def learned_from(evidence: Iterable[Evidence]) -> JointFit:

@@ -23,7 +23,14 @@ from research.evaluation.command import MetricName, Usable
 from research.evaluation.label_files import metric_column, read_labels, read_usable
 from research.evaluation.workbench import Workbench, show_progress
 from research.peers.predictors import check_names
-from research.replay.replay import BUDGETS, JUDGED, Bench, Point, check_installed, named_strategy
+from research.replay.replay import (
+    BUDGETS,
+    JUDGED,
+    Bench,
+    ReplayPoint,
+    check_installed,
+    named_strategy,
+)
 from research.replay.replay import replay as replayed
 from trappm.cli.options import AsJson, print_json
 from trappm.learner.acquisition import STRATEGIES
@@ -36,7 +43,7 @@ from trappm.terminal.tables import console, print_table
 Array = npt.NDArray[np.float64]
 Row = dict[str, Any]
 """Results of a strategy with a learner."""
-Campaigns = Sequence[Sequence[Point]]
+Campaigns = Sequence[Sequence[ReplayPoint]]
 
 MAX_SEEDS = 200
 FIRST_SEED = 1337
@@ -86,7 +93,7 @@ def replay(
     for path in (labels, usable):
         if path is not None and not path.is_file():
             raise InputError(f"{path} does not exist")
-    plan = Plan(
+    plan = ReplayPlan(
         labels=labels,
         metric=metric_column(metric),
         strategies=strategies,
@@ -112,7 +119,7 @@ def _names(text: str) -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class ReplayPlan:
     """Campaigns to run: every learner with every strategy and seed."""
 
     labels: Path
@@ -134,7 +141,7 @@ class Job:
     strategy: str
 
 
-def run(plan: Plan, *, processes: int, watch: Watch) -> dict[Job, list[Point]]:
+def run(plan: ReplayPlan, *, processes: int, watch: Watch) -> dict[Job, list[ReplayPoint]]:
     """Run all campaigns and return their points.
 
     Raises:
@@ -154,8 +161,8 @@ def run(plan: Plan, *, processes: int, watch: Watch) -> dict[Job, list[Point]]:
 
 
 def _played(
-    plan: Plan, jobs: Sequence[Job], processes: int, watch: Watch
-) -> Iterator[tuple[Job, list[Point]]]:
+    plan: ReplayPlan, jobs: Sequence[Job], processes: int, watch: Watch
+) -> Iterator[tuple[Job, list[ReplayPoint]]]:
     benches = Benches(plan, watch)  # makes missing profiles once
     if processes == 1:
         yield from ((job, benches.play(job)) for job in jobs)
@@ -168,7 +175,7 @@ def _played(
             raise TrappmError("a process ended; use fewer with --processes") from error
 
 
-def _play(plan: Plan, job: Job) -> tuple[Job, list[Point]]:
+def _play(plan: ReplayPlan, job: Job) -> tuple[Job, list[ReplayPoint]]:
     if not _BENCHES or _BENCHES[0].plan != plan:
         _BENCHES[:] = [Benches(plan)]
     return job, _BENCHES[0].play(job)
@@ -181,7 +188,7 @@ _BENCHES: list[Benches] = []
 class Benches:
     """Labels of a plan, and a workbench for each learner."""
 
-    def __init__(self, plan: Plan, watch: Watch = lambda done, total, what: None) -> None:
+    def __init__(self, plan: ReplayPlan, watch: Watch = lambda done, total, what: None) -> None:
         self.plan = plan
         workbench = Workbench(
             metric=plan.metric,
@@ -204,13 +211,13 @@ class Benches:
             for learner in plan.learners
         }
 
-    def play(self, job: Job) -> list[Point]:
+    def play(self, job: Job) -> list[ReplayPoint]:
         bench = self._benches[job.learner]
         return list(replayed(bench, job.strategy, job.seed, self.plan.budgets))
 
 
 def summary(
-    results: Mapping[Job, Sequence[Point]], plan: Plan, baseline: str = BASELINE
+    results: Mapping[Job, Sequence[ReplayPoint]], plan: ReplayPlan, baseline: str = BASELINE
 ) -> list[Row]:
     """Return the results of each learner and strategy over the seeds shared with the baseline.
 

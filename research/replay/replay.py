@@ -26,10 +26,10 @@ from trappm.learner.acquisition import (
     strategy_named,
 )
 from trappm.learner.acquisition.pool_knowledge import PoolKnowledge, probability_above
-from trappm.learner.acquisition.request import AcquisitionRequest, Pick, explained
+from trappm.learner.acquisition.request import AcquisitionRequest, Pick, explain
 from trappm.learner.acquisition.strategies import RandomChoice
 from trappm.learner.interface import Estimate, Estimator, Model
-from trappm.learner.paper.training import torch_seeded
+from trappm.learner.paper.training import seed_torch
 from trappm.learner.stats.errors import split_architectures
 from trappm.profiler.devices.catalogue import DeviceSpec
 from trappm.profiler.errors import InputError, nearest
@@ -74,7 +74,7 @@ class BmdalLcmd:
         if not hasattr(np, "Inf"):  # bmdal-reg 3.0.2 uses a name removed in NumPy 2
             np.Inf = np.inf  # type: ignore[attr-defined]
         points = torch.from_numpy(request.points)
-        with torch_seeded(request.generator):
+        with seed_torch(request.generator):
             chosen, _ = select_batch(
                 batch_size=request.count,
                 models=[_network(points, request)],
@@ -88,7 +88,7 @@ class BmdalLcmd:
                 selection_method="lcmd",
                 sel_with_train=True,
             )
-        return explained(request, request.open[chosen.numpy()].tolist())
+        return explain(request, request.open[chosen.numpy()].tolist())
 
 
 def _network(points: torch.Tensor, request: AcquisitionRequest) -> nn.Module:
@@ -99,7 +99,7 @@ def _network(points: torch.Tensor, request: AcquisitionRequest) -> nn.Module:
     rows = torch.from_numpy(request.labelled[known])
     values = torch.from_numpy(request.log_values[known]).float()
     values = (values - values.mean()) / values.std().clamp(min=1e-6)
-    with torch_seeded(request.generator):
+    with seed_torch(request.generator):
         network = nn.Sequential(
             nn.Linear(points.shape[1], WIDTH),
             nn.ReLU(),
@@ -149,7 +149,7 @@ def named_strategy(name: str) -> Strategy:
 
 
 @dataclass(frozen=True)
-class Point:
+class ReplayPoint:
     """Errors and costs of a replayed campaign after one round."""
 
     labels: int
@@ -187,7 +187,7 @@ class Bench:
         return float(np.median(above)) if len(above) else None
 
 
-def replay(bench: Bench, strategy: str, seed: int, budgets: Sequence[int]) -> Iterator[Point]:
+def replay(bench: Bench, strategy: str, seed: int, budgets: Sequence[int]) -> Iterator[ReplayPoint]:
     """Run one campaign and yield a point after each budget.
 
     Raises:
@@ -265,13 +265,15 @@ class _View:
         )
 
 
-def _point(bench: Bench, rows: IntArray, estimate: Estimate, test: npt.NDArray[np.bool_]) -> Point:
+def _point(
+    bench: Bench, rows: IntArray, estimate: Estimate, test: npt.NDArray[np.bool_]
+) -> ReplayPoint:
     samples = bench.samples
     values = samples.values[test]
     judged = samples.judged[test] & ~np.isnan(values)
     errors = 100.0 * np.abs(estimate.median[judged] / values[judged] - 1.0)
     spent = samples.values[rows]
-    return Point(
+    return ReplayPoint(
         labels=len(rows),
         mape=float(errors.mean()),
         median_ape=float(np.median(errors)),

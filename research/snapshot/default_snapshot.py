@@ -46,7 +46,7 @@ from research.snapshot.shipped_sheets import (
     KERNELS_FILE,
     SEED,
     SHEETS,
-    Sheet,
+    LabelSheet,
     neusight_kernels,
 )
 from trappm.learner.heads.physics_heads import (
@@ -82,7 +82,7 @@ SPLIT = (
 class Trained:
     """Trained head of one sheet."""
 
-    sheet: Sheet
+    sheet: LabelSheet
     head: Head[Prior]
     errors: Mapping[Phase, Score]
     """Errors on held-out architectures by phase."""
@@ -94,7 +94,7 @@ class Trained:
     """Single kernels in the training data."""
 
 
-def train(sheet: Sheet, data: Path, processes: int) -> Trained:
+def train(sheet: LabelSheet, data: Path, processes: int) -> Trained:
     """Evaluate and train the head of one sheet in the folder `data`.
 
     Raises:
@@ -127,7 +127,7 @@ def train(sheet: Sheet, data: Path, processes: int) -> Trained:
     return Trained(sheet, head, errors, measurements, files, kernels)
 
 
-def _prior(sheet: Sheet, kernels: Evidence | None) -> Prior:
+def _prior(sheet: LabelSheet, kernels: Evidence | None) -> Prior:
     """Return the prior of a sheet's device without its labels."""
     spec = spec_of(sheet.device)
     if sheet.metric == "memory_mib" and not sheet.measured:
@@ -208,7 +208,7 @@ def publish(trained: Sequence[Trained], registry: Path, kept: Path | None = None
 
 
 def kept_parts(
-    folder: Path, replaced: Sequence[Sheet]
+    folder: Path, replaced: Sequence[LabelSheet]
 ) -> tuple[dict[str, dict[Phase, TrainedHeads]], dict[str, Any], list[Mapping[str, Any]]]:
     """Return heads, errors and sources of a snapshot without those of some sheets.
 
@@ -318,7 +318,7 @@ def _timed(measurements: Sequence[Measurement], folder: Path, processes: int) ->
 
 
 def _fit(
-    sheet: Sheet, prior: Prior, samples: Samples, rows: np.ndarray[Any, np.dtype[np.int64]]
+    sheet: LabelSheet, prior: Prior, samples: Samples, rows: np.ndarray[Any, np.dtype[np.int64]]
 ) -> Head[Prior]:
     generator = np.random.default_rng(SEED)
     head = Ours(prior).fit(samples.at(rows), samples.targets(rows), generator)
@@ -326,7 +326,7 @@ def _fit(
     return replace(head, residual=replace(head.residual, noise=noise))
 
 
-def _label(measurement: Measurement, sheet: Sheet) -> TrainingLabel:
+def _label(measurement: Measurement, sheet: LabelSheet) -> TrainingLabel:
     value = getattr(measurement, sheet.metric)
     return TrainingLabel(
         configuration_id=measurement.configuration.id,

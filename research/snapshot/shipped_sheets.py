@@ -27,7 +27,7 @@ OUR_OWN = Path(__file__).resolve().parents[2] / "examples/data"
 
 
 @dataclass(frozen=True)
-class Sheet:
+class LabelSheet:
     """Label files of one device, and the metric to learn from them."""
 
     files: tuple[str, ...]
@@ -96,17 +96,17 @@ def cpu_files(device: str) -> tuple[str, ...]:
 
 
 SHEETS = (
-    Sheet(
+    LabelSheet(
         ("a100_40gb_train_memory.csv",),
         "a100-40gb",
         (Phase.TRAIN,),
         "memory_mib",
         usable="a100_40gb_train_memory_quality.csv",
     ),
-    Sheet(("rtx3090_train_step_amp_nchw.csv",), "rtx3090", (Phase.TRAIN,), "step_time_ms"),
-    Sheet(("rtx3090_infer_step_amp_nchw.csv",), "rtx3090", (Phase.INFER,), "step_time_ms"),
-    Sheet(("rtx4090_infer_step_amp_nchw.csv",), "rtx4090", (Phase.INFER,), "step_time_ms"),
-    Sheet(
+    LabelSheet(("rtx3090_train_step_amp_nchw.csv",), "rtx3090", (Phase.TRAIN,), "step_time_ms"),
+    LabelSheet(("rtx3090_infer_step_amp_nchw.csv",), "rtx3090", (Phase.INFER,), "step_time_ms"),
+    LabelSheet(("rtx4090_infer_step_amp_nchw.csv",), "rtx4090", (Phase.INFER,), "step_time_ms"),
+    LabelSheet(
         ("nodes/pycls_v100_step_fp32.csv", "nodes/pgb_torchvision_step.csv"),
         "v100-16gb",
         BOTH,
@@ -114,9 +114,9 @@ SHEETS = (
         keys=("v100-16gb", "v100-dgxs-16gb"),
         kernels="v100-pcie-32gb",
     ),
-    *(Sheet(H100_FILES, "h100", BOTH, metric, measured=True) for metric in OUR_METRICS),
+    *(LabelSheet(H100_FILES, "h100", BOTH, metric, measured=True) for metric in OUR_METRICS),
     *(
-        Sheet(
+        LabelSheet(
             cpu_files(device),
             device,
             (Phase.TRAIN,),

@@ -22,7 +22,7 @@ import numpy as np
 import yaml
 from sqlalchemy import event
 
-from trappm.cluster.campaign.campaign import Campaign
+from trappm.cluster.campaign.campaign import CampaignRunner
 from trappm.cluster.campaign.ownership import this_process
 from trappm.cluster.campaign.progress import Follower
 from trappm.cluster.launch import order_stop
@@ -276,13 +276,13 @@ class FakeWorkers:
         self.traced.append(key)
         return self.trace_of(key)
 
-    def joined(self):
+    def refresh_workers(self):
         return [
             Worker(name, device, name if name in self._hosts else "host", "stack")
             for name, device in self._names
         ]
 
-    def awaited(self):
+    def list_awaited(self):
         return []
 
     def room(self, device):
@@ -294,7 +294,7 @@ class FakeWorkers:
     def collect(self):
         return self.wait(0)
 
-    def running(self):
+    def list_running(self):
         return list(self._running)
 
     def start(self, worker, task, protocol):
@@ -477,7 +477,7 @@ def campaign(store, workers, learner=None, campaign_id=None, clock=time.monotoni
     if campaign_id is None:
         record = store.campaigns.create("tiny", spec(**changes).model_dump(mode="json"), 7)
         campaign_id = record.id
-    made = Campaign(
+    made = CampaignRunner(
         store=owned(store, campaign_id),
         id=campaign_id,
         spec=CampaignSpec.of(store.campaigns.get(campaign_id)),

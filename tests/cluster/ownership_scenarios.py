@@ -91,7 +91,7 @@ def two_hosts(_url):
             os.kill(pid, signal.SIGCONT)
             actor = ray.get_actor(f"{CAMPAIGN_ACTOR}{campaign_id}")
             try:
-                ended = str(ray.get(actor.ended.remote()))
+                ended = str(ray.get(actor.wait_for_end.remote()))
             except ray.exceptions.RayTaskError as error:
                 ended = str(error.cause)
             woken = {

@@ -23,7 +23,7 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
 
 from fakes import FakeLearner, FakeProfiler, FakeWorkers, Inline, owned  # noqa: E402
 
-from trappm.cluster.campaign.campaign import Campaign  # noqa: E402
+from trappm.cluster.campaign.campaign import CampaignRunner  # noqa: E402
 from trappm.cluster.messages import Finished, Worker  # noqa: E402
 from trappm.cluster.spec import CampaignSpec  # noqa: E402
 from trappm.store import Store  # noqa: E402
@@ -49,13 +49,13 @@ class TimedWorkers(FakeWorkers):
             for i in range(count)
         ]
 
-    def joined(self):
+    def refresh_workers(self):
         return self._workers
 
     def room(self, device):
         return GPUS[device]
 
-    def running(self):
+    def list_running(self):
         return [(worker, task) for worker, task, _, _ in self._running.values()]
 
     def start(self, worker, task, protocol):
@@ -109,7 +109,7 @@ def main():
     training_s = given.training_s / given.scale
     with tempfile.TemporaryDirectory() as folder, Store.open(f"sqlite:///{folder}/l.db") as store:
         record = store.campaigns.create(plan.name, plan.model_dump(mode="json"), plan.seed)
-        campaign = Campaign(
+        campaign = CampaignRunner(
             store=owned(store, record.id), id=record.id, spec=plan, workers=workers,
             learner=Inline(FakeLearner(), dict.fromkeys(["set_pool", "fit"], training_s)),
             snapshots=Path("unused"),

@@ -15,7 +15,7 @@ sys.path.append(sys.argv[1])
 
 import fakes
 
-from trappm.cluster.campaign.campaign import Campaign
+from trappm.cluster.campaign.campaign import CampaignRunner
 from trappm.cluster.learning.campaign_learner import CampaignLearner
 from trappm.cluster.profiles import trace_of
 from trappm.cluster.spec import load_preset
@@ -59,7 +59,7 @@ def main():
             preset=spec.learner, strategy=spec.strategy, source=spec.devices.source,
             seed=spec.seed, cache=home.campaigns / record.id,
         )  # fmt: skip
-        Campaign(
+        CampaignRunner(
             store=fakes.owned(store, record.id), id=record.id, spec=spec,
             workers=fakes.FakeWorkers(trace_of=trace_of), learner=fakes.Inline(learner),
             snapshots=home.snapshots,

@@ -4,7 +4,7 @@ from trappm.learner.snapshots.manifest import (
     MANIFEST,
     entries,
     manifest_bytes,
-    sealed,
+    seal,
     write_folder,
 )
 
@@ -17,7 +17,7 @@ def write_sample(
     errors = {metric: {"mape": mape} for metric in metrics}
     head = {"kind": "none", "label_count": 2, "label_settings": [], "metrics": list(metrics)}
     contents = {f"heads-a-{part}.safetensors": bytes([number, part]) * size for part in range(3)}
-    manifest = sealed(
+    manifest = seal(
         {
             "format": "trappm-snapshot",
             "format_version": 4,

@@ -7,7 +7,7 @@ import pytest
 
 from trappm.learner.gaussian_process import fit_process
 from trappm.learner.residual import Residual, fit_residual
-from trappm.learner.stats.folds import cluster_folds, drawn_rows, grouped_folds
+from trappm.learner.stats.folds import cluster_folds, draw_rows, grouped_folds
 
 
 def data(rows, seed=0, noise=0.02, outliers=0.0):
@@ -190,9 +190,9 @@ def test_identical_points_share_a_fold():
 
 
 def test_drawn_rows_cover_sorted_labels_evenly():
-    rows = drawn_rows(4500, 1500)
+    rows = draw_rows(4500, 1500)
     assert len(rows) == len(set(rows.tolist())) == 1500
     assert np.array_equal(rows, np.sort(rows))
-    assert np.array_equal(rows, drawn_rows(4500, 1500))
+    assert np.array_equal(rows, draw_rows(4500, 1500))
     assert np.bincount(rows % 3).min() > 400  # three batch sizes of each architecture
-    assert np.array_equal(drawn_rows(7, 10), np.arange(7))
+    assert np.array_equal(draw_rows(7, 10), np.arange(7))

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from workload_samples import one_layer
 
 from research.evaluation.benchmark import (
-    Plan,
-    Source,
+    BenchmarkPlan,
+    SourceDevice,
     SplitKind,
     run_plan,
     score,
@@ -97,7 +97,7 @@ def test_each_family_of_three_or_more_architectures_is_left_out_once():
 
 def test_training_excludes_held_out_rows_and_draws_are_nested():
     everything, estimator = samples(), Memory()
-    plan = Plan(splits=[SplitKind.ARCHITECTURES], seeds=[1337, 1338], label_counts=[4, 9])
+    plan = BenchmarkPlan(splits=[SplitKind.ARCHITECTURES], seeds=[1337, 1338], label_counts=[4, 9])
     messages = []
     runs = list(run_plan(everything, [estimator], plan, lambda *p: messages.append(p)))
     assert [(run.seed, run.labels) for run in runs] == [
@@ -116,8 +116,10 @@ def test_training_excludes_held_out_rows_and_draws_are_nested():
 def test_start_is_evaluated_in_addition_to_from_scratch():
     estimator, other = Memory(), Memory()
     estimator.least_labels = 3
-    source = Source(samples(), {"memory": other})
-    plan = Plan(splits=[SplitKind.ARCHITECTURES], seeds=[1], label_counts=[0, 4], source=source)
+    source = SourceDevice(samples(), {"memory": other})
+    plan = BenchmarkPlan(
+        splits=[SplitKind.ARCHITECTURES], seeds=[1], label_counts=[0, 4], source=source
+    )
     runs = list(run_plan(samples(), [estimator], plan))
     assert [(run.labels, run.transferred) for run in runs] == [
         (None, False), (None, True), (0, True), (4, False), (4, True),
@@ -130,7 +132,7 @@ def test_start_is_evaluated_in_addition_to_from_scratch():
 def test_start_has_not_seen_held_out_architectures_on_the_other_device(kind):
     estimator, other = Memory(), Memory()
     here, there = samples(), samples()
-    plan = Plan(splits=[kind], seeds=[1, 2], source=Source(there, {"memory": other}))
+    plan = BenchmarkPlan(splits=[kind], seeds=[1, 2], source=SourceDevice(there, {"memory": other}))
     runs = [run for run in run_plan(here, [estimator], plan) if run.transferred]
     assert len(other.fits) == len(runs)
     for run, seen in zip(runs, other.fits, strict=True):
@@ -141,8 +143,8 @@ def test_start_has_not_seen_held_out_architectures_on_the_other_device(kind):
 def test_start_of_a_split_by_configuration_has_not_seen_held_out_configurations():
     estimator, other = Memory(), Memory()
     here, there = samples(), samples()
-    source = Source(there, {"memory": other})
-    plan = Plan(splits=[SplitKind.CONFIGURATIONS], seeds=[1], source=source)
+    source = SourceDevice(there, {"memory": other})
+    plan = BenchmarkPlan(splits=[SplitKind.CONFIGURATIONS], seeds=[1], source=source)
     run = list(run_plan(here, [estimator], plan))[-1]
     (seen,) = other.fits
     assert not set(here.values[run.test]) & set(seen.values)
@@ -154,7 +156,9 @@ def test_labels_of_held_out_architectures_alone_are_no_start():
     (split,) = splits_of(here, SplitKind.ARCHITECTURES, [1])
     rows = np.flatnonzero(split.test)
     there = bench_samples([here.configurations[i] for i in rows], here.at(rows))
-    plan = Plan(splits=[split.kind], seeds=[1], source=Source(there, {"memory": Memory()}))
+    plan = BenchmarkPlan(
+        splits=[split.kind], seeds=[1], source=SourceDevice(there, {"memory": Memory()})
+    )
     with pytest.raises(InputError, match="all labels of the other device are held out"):
         list(run_plan(here, [Memory()], plan))
 
@@ -185,7 +189,7 @@ def test_scores_use_judged_rows_and_report_oom_and_spikes():
 
 
 def test_a_summary_has_mean_and_deviation_over_seeds():
-    plan = Plan(splits=[SplitKind.ARCHITECTURES, SplitKind.EACH_FAMILY], seeds=[1, 2, 3])
+    plan = BenchmarkPlan(splits=[SplitKind.ARCHITECTURES, SplitKind.EACH_FAMILY], seeds=[1, 2, 3])
     everything = samples()
     runs = list(run_plan(everything, [Memory()], plan))
     honest, families = summarize(everything, runs)

@@ -10,7 +10,15 @@ import pytest
 
 from research import costbench
 from research.__main__ import main
-from research.costbench import Sheet, Tool, line_error, markdown, outcomes, published, summary
+from research.costbench import (
+    PublishedSheet,
+    Tool,
+    line_error,
+    markdown,
+    outcomes,
+    published,
+    summary,
+)
 from research.peers.cost_models import Figure, simumax_run
 from trappm.profiler.errors import InputError
 
@@ -24,7 +32,7 @@ def ours(row):
 
 
 def compared(*tools):
-    sheet = Sheet(lambda _: ROWS, {"time": "ms"}, tools)
+    sheet = PublishedSheet(lambda _: ROWS, {"time": "ms"}, tools)
     return summary(outcomes(sheet, ROWS)).set_index("tool")
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from research.snapshot import default_snapshot
-from research.snapshot.shipped_sheets import SHEETS, Sheet
+from research.snapshot.shipped_sheets import SHEETS, LabelSheet
 from trappm.learner.snapshots.snapshot import load_snapshot
 from trappm.prediction.selection import SHIPPED
 from trappm.profiler.records import Phase
@@ -41,7 +41,7 @@ def data(tmp_path, monkeypatch):
 
 @pytest.mark.slow  # a minute of fits
 def test_a_device_has_one_set_of_heads_of_steps_and_kernels(data, tmp_path):
-    a100 = Sheet(
+    a100 = LabelSheet(
         ("nodes/pgb_torchvision_step.csv",),
         "a100-40gb",
         (Phase.TRAIN, Phase.INFER),

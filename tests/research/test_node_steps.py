@@ -33,45 +33,45 @@ resnet50,V100-16GB,DGX-1,train,fp32,contiguous,1,112.0,224.0,304.6,,NGC pytorch 
 """
 
 
-def labels_of(verdicts):
-    return [v.measurement for v in verdicts if v.measurement is not None]
+def labels_of(rows):
+    return [v.measurement for v in rows if v.measurement is not None]
 
 
 def read(tmp_path, content):
     path = tmp_path / "sheet.csv"
     path.write_text(content)
-    return path, node_steps.verdicts(path)
+    return path, node_steps.parse_rows(path)
 
 
 def test_pycls_is_a_step_without_update(tmp_path, store):
-    path, verdicts = read(tmp_path, PYCLS)
-    train, infer = labels_of(verdicts)
-    assert [v.kind for v in verdicts] == ["label", "label", *["rejected"] * 3]
+    path, rows = read(tmp_path, PYCLS)
+    train, infer = labels_of(rows)
+    assert [v.kind for v in rows] == ["label", "label", *["rejected"] * 3]
     expected = "v100-16gb", 106.6, 32
     assert (train.device, train.step_time_ms, train.configuration.batch_size) == expected
     assert (train.configuration.phase, infer.configuration.phase) == ("train", "infer")
     assert StepScope.of(train.environment) == StepScope(updates=False)
     report = import_sheet(store, path, "pycls")
     assert (report.new, import_sheet(store, path, "pycls").new) == (2, 0)
-    assert {label.provenance for label in store.labels.matching()} == {"imported"}
+    assert {label.provenance for label in store.labels.find()} == {"imported"}
 
 
 def test_pytorch_gpu_benchmark_times_the_copy_of_images_in_later_scripts(tmp_path):
-    _, verdicts = read(tmp_path, PGB)
-    a100, first, second = labels_of(verdicts)
+    _, rows = read(tmp_path, PGB)
+    a100, first, second = labels_of(rows)
     assert StepScope.of(a100.environment).copied_bytes == 3 * 4 * 224**2
     assert StepScope.of(first.environment).copied_bytes == 0
     # Two cards of one kind are two runs, not a second row for the same.
     assert (first.device, second.device) == ("titan-v", "titan-v")
     assert first.attempt_key != second.attempt_key
-    reasons = [v.reason for v in verdicts if v.kind == "rejected"]
+    reasons = [v.reason for v in rows if v.kind == "rejected"]
     assert ["fp16" in reasons[0], "several GPUs" in reasons[1]] == [True, True]
     assert ["doubtful" in reasons[2], "not told" in reasons[3]] == [True, True]
 
 
 def test_deep_learning_examples_time_whole_steps(tmp_path):
-    path, verdicts = read(tmp_path, DLE)
-    amp, fp32 = labels_of(verdicts)
+    path, rows = read(tmp_path, DLE)
+    amp, fp32 = labels_of(rows)
     settings = amp.configuration.precision, amp.configuration.memory_format
     assert settings == ("amp-fp16", "channels-last")
     assert (fp32.configuration.precision, fp32.device) == ("fp32", "v100-16gb")
@@ -92,7 +92,7 @@ def test_unreadable_sheets_are_rejected_with_line_number(tmp_path, content, sour
     path = tmp_path / "sheet.csv"
     path.write_text(content)
     with pytest.raises(InputError, match=message):
-        node_steps.verdicts(path, source)
+        node_steps.parse_rows(path, source)
 
 
 @pytest.mark.parametrize("given", ["all", {"updates": 3}, {"naps": True}, {"copied_bytes": -1}])
@@ -145,7 +145,7 @@ def test_memory_sheet_faults_are_handled(store, database_url, tmp_path):
     }
     bounds = {
         (x.configuration.architecture, x.configuration.batch_size): x.memory_above_mib
-        for x in store.labels.matching()
+        for x in store.labels.find()
     }
     assert {at: (m.outcome, m.memory_mib, bounds.get(at)) for at, m in attempts.items()} == EXPECTED
     assert "spike" in attempts["resnet18", 8].message
@@ -169,7 +169,7 @@ def test_timm_sheet_gets_its_stack_from_the_file_name(store, tmp_path):
     path.write_text(TIMM)
     report = import_sheet(store, path, "timm")
     assert report.counts == {"label": 1, "rejected": 3}
-    (label,) = store.labels.matching()
+    (label,) = store.labels.find()
     assert (label.device, label.step_time_ms, label.provenance) == ("rtx3090", 128.0, "imported")
     what = label.configuration
     assert (what.precision, what.memory_format, what.optimizer, what.phase) == (
@@ -198,4 +198,4 @@ def test_invalid_sheet_is_rejected_completely(store, tmp_path, source, name, con
     path.write_text(content)
     with pytest.raises(InputError, match=message):
         import_sheet(store, path, source)
-    assert store.labels.matching() == []
+    assert store.labels.find() == []

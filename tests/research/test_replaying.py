@@ -12,14 +12,14 @@ from research.peers.baselines import PriorAlone
 from research.replay import command
 from research.replay.command import (
     Job,
-    Plan,
+    ReplayPlan,
     jackknife_error,
     print_summary,
     seconds_to_same_error,
     standard_error,
     summary,
 )
-from research.replay.replay import JUDGED, Bench, Point, named_strategy, replay
+from research.replay.replay import JUDGED, Bench, ReplayPoint, named_strategy, replay
 from trappm.learner.acquisition import STRATEGIES
 from trappm.learner.heads.physics_heads import Ours
 from trappm.learner.interface import Estimate
@@ -134,7 +134,7 @@ def test_invalid_replays_are_rejected(samples):
 def plan(tmp_path):
     labels = tmp_path / "labels.csv"
     labels.write_text("made up")
-    return Plan(
+    return ReplayPlan(
         labels=labels, metric="step_time_ms", strategies=("random", "ours"), seeds=range(6),
         budgets=(20, 40, 80),
     )  # fmt: skip
@@ -144,7 +144,7 @@ def campaign(factor, seed, seconds=100.0):
     """Errors that fall with the root of labels; seeds differ, strategies by a factor."""
     start = 20.0 + np.random.default_rng(seed).normal()
     return [
-        Point(n, factor * start * (20 / n) ** 0.5, start / 2, seconds * n / 20, 0)
+        ReplayPoint(n, factor * start * (20 / n) ** 0.5, start / 2, seconds * n / 20, 0)
         for n in (20, 40, 80)
     ]
 
@@ -183,7 +183,9 @@ def test_standard_errors_account_for_overlapping_splits():
 def test_jackknife_error_equals_that_of_a_mean():
     splits = np.exp(np.random.default_rng(1).normal(scale=0.1, size=12))
     errors = 16.0, 8.0, 4.0
-    base = [[Point(n, e, e, float(n), 0) for n, e in zip((20, 40, 80), errors, strict=True)]] * 12
+    base = [
+        [ReplayPoint(n, e, e, float(n), 0) for n, e in zip((20, 40, 80), errors, strict=True)]
+    ] * 12
     own = [[replace(p, seconds=float(p.labels * factor)) for p in base[0]] for factor in splits]
     percent = 100 * (splits - 1)
     assert seconds_to_same_error(own, base) == pytest.approx(percent.mean())
@@ -209,7 +211,7 @@ def test_the_command_compares_strategies_on_the_same_seeds(plan, monkeypatch, ca
 
     def replayed(plan, jobs, processes, watch):
         played.extend(jobs)
-        return ((job, [Point(n, 5.0, 4.0, 1.0, 0) for n in plan.budgets]) for job in jobs)
+        return ((job, [ReplayPoint(n, 5.0, 4.0, 1.0, 0) for n in plan.budgets]) for job in jobs)
 
     monkeypatch.setattr(command, "_played", replayed)
     words = ["replay", "--labels", str(plan.labels), "--metric", "step-time", "--budget", "50",

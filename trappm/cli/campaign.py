@@ -59,11 +59,11 @@ def launch(
 
     home = Home.open()
     from trappm.cluster.campaign.planner import with_whole_pool
-    from trappm.cluster.launch import check_spec, opened_first, start_or_continue
+    from trappm.cluster.launch import check_spec, open_store, start_or_continue
     from trappm.cluster.spec import load_preset, load_spec
 
     spec = load_spec(file) if file is not None else load_preset(str(preset))
-    with opened_first(home) as store:
+    with open_store(home) as store:
         try:
             spec = with_whole_pool(spec, store)
             check_spec(store, spec, address)
@@ -193,11 +193,11 @@ def resume(
     from trappm.store import Home
 
     home = Home.open()
-    from trappm.cluster.launch import RETRIED, opened_first, order_retry, to_resume
+    from trappm.cluster.launch import RETRIED, open_store, order_retry, to_resume
     from trappm.cluster.spec import CampaignSpec
     from trappm.store import CampaignState
 
-    with opened_first(home) as store:
+    with open_store(home) as store:
         if retry_failed:
             outcomes = RETRIED if outcome is None else (outcome,)
             campaign, count = order_retry(store, campaign_id, outcomes)

@@ -16,7 +16,7 @@ from trappm.cli import shell
 from trappm.cli.options import AsJson, print_json, with_fields
 from trappm.label_store import records, store_to_read
 from trappm.profiler.errors import InputError
-from trappm.profiler.files import made_whole
+from trappm.profiler.files import write_atomically
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -175,9 +175,9 @@ def import_(
     no model learns from them. Published sheets: python -m research import FILE --source NAME
     """
     from trappm.store import Home, Store
-    from trappm.store.files import checked_size, import_file
+    from trappm.store.files import check_size, import_file
 
-    checked_size(file)  # before a store is made
+    check_size(file)  # before a store is made
     with Store.open(Home.open().database_url) as store:
         report = import_file(store.measurements.record_many, file)
     print_import(report, as_json)
@@ -253,7 +253,7 @@ def _print_frame(
     """
     if parquet is not None:
         try:
-            with made_whole(parquet, replace=True) as part:  # an existing file stays whole
+            with write_atomically(parquet, replace=True) as part:  # an existing file stays whole
                 frame.to_parquet(part, index=False)
         except OSError as error:
             raise InputError(f"cannot write {parquet}: {error.strerror or error}") from error

@@ -357,7 +357,7 @@ class _Inquiry:
         with a known context.
         """
         at = output.metrics.index("memory_mib")
-        unlike = output.outside[:, at] | ~np.isnan(output.labels_end[:, at])
+        unlike = output.outside[:, at] | ~np.isnan(output.extrapolated_from[:, at])
         if not self._can_be_simulated:
             return np.zeros_like(unlike)
         return np.ones_like(unlike) if self._log_error is None else unlike

@@ -42,7 +42,7 @@ from trappm.profiler.errors import (
     one_line,
 )
 from trappm.profiler.extensions import extension_modules
-from trappm.profiler.files import made_whole
+from trappm.profiler.files import write_atomically
 from trappm.profiler.host.environment import data_folder, library_versions
 from trappm.profiler.host.forks import ForkServer, ForkServerError
 from trappm.profiler.models.known_names import (
@@ -253,7 +253,7 @@ def named(name: str, input_size: int | None) -> tuple[str, int]:
     size = source.input_size_of(current, input_size)
     with contextlib.suppress(OSError):
         note.parent.mkdir(parents=True, exist_ok=True)
-        with made_whole(note, replace=True) as part:
+        with write_atomically(note, replace=True) as part:
             part.write_text(json.dumps([current, size]))
     return current, size
 
@@ -304,18 +304,18 @@ class UntracedError(Exception):
     """This process does not trace models, and none has traced this step."""
 
 
-def known_subject(key: ModelKey) -> Subject:
+def load_subject(key: ModelKey) -> Subject:
     """Return a model by its key, of steps that some process has traced; nothing is traced here.
 
     The subject's `trace` raises UntracedError for others.
     """
-    return _known(key, data_folder())
+    return _load_subject(key, data_folder())
 
 
-def traced(
+def trace_and_cache(
     key: ModelKey, tracer: StepTracer, settings: Iterable[StepSettings], phase: Phase
 ) -> None:
-    """Trace a model's steps in these settings, so that `known_subject` has them.
+    """Trace a model's steps in these settings, so that `load_subject` has them.
 
     Raises:
         TrappmError: What is wrong with the model.
@@ -357,13 +357,13 @@ class _Cached(Subject):
         key = TraceKey(*self._model, how, phase)
         made = self._cache.get(key)
         if made is None:
-            made = self._made(key)
+            made = self._make(key)
             self._cache.put(key, made)
         if isinstance(made, Refusal):
             raise UnsupportedModelError(made.reason)
         return made
 
-    def _made(self, key: TraceKey) -> Trace | Refusal:
+    def _make(self, key: TraceKey) -> Trace | Refusal:
         try:
             return self._own_tracer.trace(key.settings, key.phase, None, False)
         except UnsupportedModelError as error:
@@ -414,7 +414,7 @@ class Module(Subject):
         from trappm.profiler.trace import trace
         from trappm.profiler.tracing.losses import loss_of
 
-        with self._limit.applied():
+        with self._limit.apply():
             made = trace(
                 self.module,
                 self._inputs,
@@ -502,7 +502,7 @@ def _file(path: Path, key: ModelKey, is_tokens: bool, limit_s: float, _home: Pat
 
 
 @lru_cache(maxsize=256)
-def _known(key: ModelKey, _home: Path) -> Subject:
+def _load_subject(key: ModelKey, _home: Path) -> Subject:
     return _Cached(key, None)
 
 

@@ -27,7 +27,7 @@ from trappm.prediction.question import Question, QuestionSettings
 from trappm.prediction.selection import Selection
 from trappm.profiler.errors import InputError
 from trappm.profiler.extensions import extension_folders
-from trappm.profiler.files import made_whole
+from trappm.profiler.files import write_atomically
 from trappm.profiler.host.environment import (
     data_folder,
     independent_of_caller,
@@ -303,7 +303,7 @@ def _cached(
         if _entry_name(identity, snapshot) != name:  # a snapshot was published at the same time
             return predictions
         folder.mkdir(parents=True, exist_ok=True)
-        with made_whole(path, replace=True) as part:
+        with write_atomically(path, replace=True) as part:
             part.write_text(json.dumps([prediction.to_dict() for prediction in predictions]))
         entries = sorted(folder.glob("*.json"), key=lambda entry: entry.stat().st_mtime_ns)
         for entry in entries[:-MAX_ENTRIES]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from trappm.cluster.campaign.history import end_of, rule_held
+from trappm.cluster.campaign.history import find_end, find_stop
 from trappm.cluster.campaign.ownership import runs
 from trappm.cluster.launch import LOST, RETRIED
 from trappm.cluster.spec import CampaignBudget, runs_nothing
@@ -44,7 +44,7 @@ INTERRUPTED = "interrupted"
 
 
 @dataclass(frozen=True, kw_only=True)
-class CampaignRow:
+class CampaignSummary:
     """A campaign in the list of all campaigns."""
 
     id: str
@@ -214,16 +214,16 @@ class CampaignFacts:
         return values
 
 
-def campaign_rows(store: Store) -> list[CampaignRow]:
+def campaign_rows(store: Store) -> list[CampaignSummary]:
     """Return all campaigns, the latest first."""
     labels = store.campaigns.label_counts()
     return [
         record_of(
-            CampaignRow,
+            CampaignSummary,
             campaign,
             state=live_state(campaign),
             next_command=_next_command(campaign),
-            missing=len(store.assignments.failed(campaign.id)),
+            missing=len(store.assignments.list_failed(campaign.id)),
             labels=labels.get(campaign.id, 0),
             devices=_by_state(campaign, store.assignments.counts(campaign.id)),
         )
@@ -259,7 +259,7 @@ def campaign_facts(store: Store, campaign_id: str, *, latest_events: int = 5) ->
         rounds=rounds,
         canary=_canary(store.canaries.all(campaign_id=campaign_id)),
         rehearsal_on=[d for d in budget.devices.keys if runs_nothing(d)],
-        end=end_of(store, campaign, budget),
+        end=find_end(store, campaign, budget),
         missing=_missing(store, campaign),
         cost=_cost(store, campaign, budget, devices),
         working=[Working(a.worker, a.device, str(a.configuration), a.attempts) for a in working],
@@ -293,7 +293,7 @@ def _missing(store: Store, campaign: CampaignRecord) -> Missing | None:
     count, planned = sum(failed.values()), sum(sum(n.values()) for n in counts.values())
     unstable = failed.get(Outcome.UNSTABLE, 0)
     command = None
-    if campaign.state is CampaignState.FINISHED and rule_held(store, campaign.id) is None:
+    if campaign.state is CampaignState.FINISHED and find_stop(store, campaign.id) is None:
         kinds = [o for o in outcomes if o not in RETRIED]
         only = f" --outcome {kinds[0]}" if len(kinds) == len(outcomes) else ""
         command = f"trappm campaign resume {campaign.id} --retry-failed{only}"

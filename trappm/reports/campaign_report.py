@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from trappm.profiler.models.known_names import is_prefixed
 from trappm.profiler.records import METRICS
-from trappm.reports.campaign_facts import CampaignFacts, CampaignRow
+from trappm.reports.campaign_facts import CampaignFacts, CampaignSummary
 from trappm.terminal.plots import scatter
 from trappm.terminal.tables import console, minute, print_line, print_table
 
@@ -21,7 +21,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 _MAPES = tuple(metric.rpartition("_")[0] for metric in METRICS)
 
 
-def print_campaigns(rows: Sequence[CampaignRow]) -> None:
+def print_campaigns(rows: Sequence[CampaignSummary]) -> None:
     """Print all campaigns, and how to continue those that are interrupted or paused."""
     if not rows:
         print_line("no campaign yet; start one with: trappm campaign launch --preset laptop")

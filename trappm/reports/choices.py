@@ -26,7 +26,7 @@ _REASONS = {
 
 
 @dataclass(frozen=True)
-class Choice:
+class ReportedChoice:
     """A configuration that was chosen, and why."""
 
     configuration: str
@@ -41,7 +41,7 @@ class Choices:
 
     campaign: str
     device: str
-    chosen: Sequence[Choice]
+    chosen: Sequence[ReportedChoice]
 
 
 def choices_of(store: Store, campaign_id: str, *, device: str | None, count: int) -> Choices:
@@ -73,7 +73,7 @@ def choices_of(store: Store, campaign_id: str, *, device: str | None, count: int
         campaign.id,
         device,
         [
-            Choice(str(a.configuration), dict(a.reason), a.round_number, str(a.state))
+            ReportedChoice(str(a.configuration), dict(a.reason), a.round_number, str(a.state))
             for a in acquired[:count]
         ],
     )

@@ -237,7 +237,7 @@ class CudaDevice(StepDevice):
     def memory_limits_mib(self) -> dict[str, float]:
         import torch
 
-        if self._neighbours.now() is None:
+        if self._neighbours.others_remark() is None:
             return {"capacity": self.capacity_mib}
         free, _ = torch.cuda.mem_get_info()
         available_mib = (free + torch.cuda.memory_reserved()) / _MIB
@@ -330,7 +330,7 @@ class CudaDevice(StepDevice):
         before = self._neighbours.used_before
         if memory is None or before is None:
             return None, "NVML does not report the memory of the GPU"
-        others = self._neighbours.untold() or self._neighbours.now()
+        others = self._neighbours.why_processes_unknown() or self._neighbours.others_remark()
         if others is not None:
             return None, others
         above_mib = (memory.used - before) / _MIB
@@ -380,7 +380,7 @@ class CudaDevice(StepDevice):
         disturbances = [f"{what} of the GPU" for what in watch.slowdowns()]
         if watch.failure is not None:
             disturbances.append(f"the GPU's sensors failed during it ({watch.failure})")
-        seen, unlisted = watch.processes(), self._neighbours.unlisted()
+        seen, unlisted = watch.processes(), self._neighbours.hidden_processes_remark()
         foreign = None if seen is None else self._neighbours.count(seen)
         if foreign:
             disturbances.append(f"{foreign} other processes on the GPU")

@@ -37,22 +37,22 @@ _SPOILING = 0x008 | 0x020 | 0x040 | 0x080
 """Reasons that spoil a sample; a software power cap is normal under load."""
 
 
-def _asked(function: str, *arguments: int) -> Callable[[Gpu], NvmlReply]:
+def _query(function: str, *arguments: int) -> Callable[[Gpu], NvmlReply]:
     return lambda gpu: gpu.ask(function, *arguments)
 
 
 _SENSORS: Mapping[str, tuple[Callable[[Gpu], NvmlReply], Callable[[Any], Any]]] = {
-    "sm_clock_mhz": (_asked("nvmlDeviceGetClockInfo", _CLOCK_SM), int),
-    "memory_clock_mhz": (_asked("nvmlDeviceGetClockInfo", _CLOCK_MEMORY), int),
-    "temperature_c": (_asked("nvmlDeviceGetTemperature", _TEMPERATURE_GPU), int),
-    "power_w": (_asked("nvmlDeviceGetPowerUsage"), lambda milliwatts: milliwatts / 1000),
+    "sm_clock_mhz": (_query("nvmlDeviceGetClockInfo", _CLOCK_SM), int),
+    "memory_clock_mhz": (_query("nvmlDeviceGetClockInfo", _CLOCK_MEMORY), int),
+    "temperature_c": (_query("nvmlDeviceGetTemperature", _TEMPERATURE_GPU), int),
+    "power_w": (_query("nvmlDeviceGetPowerUsage"), lambda milliwatts: milliwatts / 1000),
     "utilization": (
-        _asked("nvmlDeviceGetUtilizationRates"),
+        _query("nvmlDeviceGetUtilizationRates"),
         lambda rates: (rates.gpu / 100, rates.memory / 100),
     ),
-    "clock_event_reasons": (_asked("nvmlDeviceGetCurrentClocksEventReasons"), int),
+    "clock_event_reasons": (_query("nvmlDeviceGetCurrentClocksEventReasons"), int),
     "processes": (
-        _asked("nvmlDeviceGetComputeRunningProcesses"),
+        _query("nvmlDeviceGetComputeRunningProcesses"),
         lambda processes: {process.pid for process in processes},
     ),
 }
@@ -168,7 +168,7 @@ class Neighbours:
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
-        self._before, self._untold = self._processes()
+        self._before, self._why_unknown = self._processes()
         memory = gpu.memory().value
         self.used_before: int | None = None if memory is None else memory.used
         """Bytes in use on the GPU at the start; the baseline."""
@@ -181,7 +181,7 @@ class Neighbours:
     @property
     def count_before(self) -> int | None:
         """Number of processes on the GPU at the start; None if unavailable."""
-        return None if self._untold is not None else len(self._before)
+        return None if self._why_unknown is not None else len(self._before)
 
     def own_bytes(self) -> tuple[int | None, str | None]:
         """Return the bytes that this process uses on the GPU, or why they are unknown."""
@@ -200,21 +200,21 @@ class Neighbours:
         new = seen - self._before.keys()
         return len(seen) - bool(new)  # one of the new is this process
 
-    def unlisted(self) -> str | None:
+    def hidden_processes_remark(self) -> str | None:
         """Return a remark on unlisted processes that used the GPU before us, or None."""
         if self._before or self.mib_before is None or self.mib_before <= _STRANGER_MIB:
             return None
         return f"others on the GPU, not listed, who had {self.mib_before:.0f} MiB of it before us"
 
-    def now(self) -> str | None:
+    def others_remark(self) -> str | None:
         """Return a remark on other processes on the GPU, or None."""
         processes, _ = self._processes()
         others = self.count(processes.keys()) or len(self._before)
-        return f"{others} other processes on the GPU" if others else self.unlisted()
+        return f"{others} other processes on the GPU" if others else self.hidden_processes_remark()
 
-    def untold(self) -> str | None:
+    def why_processes_unknown(self) -> str | None:
         """Return why NVML does not list the processes on the GPU, or None if it does."""
-        return self._untold or self._processes()[1]
+        return self._why_unknown or self._processes()[1]
 
     def _processes(self) -> tuple[dict[int, int | None], str | None]:
         """Return the bytes of each process on the GPU by its id, or why they are unknown."""

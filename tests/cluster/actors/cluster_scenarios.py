@@ -290,7 +290,7 @@ def campaign_node_lost(url):
     with emulated(NODES) as made, Store.open(url) as store:
         node = add(made, None, 0)
         where = ray.remote(num_cpus=0)(lambda: ray.get_runtime_context().get_node_id())
-        on_it = where.options(**ray_runtime.on_node(node.node_id, or_elsewhere=True))
+        on_it = where.options(**ray_runtime.node_options(node.node_id, soft=True))
         wait_until(lambda: ray.get(on_it.remote()) == node.node_id)  # once every raylet knows it
         campaign_id = created(store, plan)
         with mock.patch.dict(vars(ray_runtime), _this_node=lambda: node.node_id):

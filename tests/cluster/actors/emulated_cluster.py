@@ -49,7 +49,7 @@ import trappm.store.owners  # noqa: E402
 from trappm.cluster.actors.learner import LearnerHandle  # noqa: E402
 from trappm.cluster.actors.profiler_pool import ProfilerPool  # noqa: E402
 from trappm.cluster.campaign.actor import CampaignActor  # noqa: E402
-from trappm.cluster.campaign.campaign import Campaign  # noqa: E402
+from trappm.cluster.campaign.campaign import CampaignRunner  # noqa: E402
 from trappm.cluster.campaign.progress import Follower  # noqa: E402
 from trappm.cluster.ray_runtime import ACCELERATOR_LABEL, NAMESPACE  # noqa: E402
 from trappm.cluster.spec import CampaignSpec  # noqa: E402
@@ -191,7 +191,7 @@ def play(url, plan, faults=lambda measured: None, learner=None):
         workers = FakePool(
             plan.devices.keys, may_grow=True, tell=lambda message: campaign.note("node", message)
         )
-        campaign = Campaign(
+        campaign = CampaignRunner(
             store=owned(store, campaign_id), id=campaign_id, spec=plan, workers=workers,
             snapshots=Path("unused"), learner=learner or Inline(FakeLearner()),
         )  # fmt: skip

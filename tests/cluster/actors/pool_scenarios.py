@@ -21,14 +21,14 @@ from trappm.profiler.errors import DeviceError
 def has_joined(pool, count, wanted=100, at_most=100):
     pool.want(dict.fromkeys(pool.devices, wanted), dict.fromkeys(pool.devices, at_most))
     pool.wait(0.1)  # which welcomes those that have started
-    return len(pool.joined()) == count
+    return len(pool.refresh_workers()) == count
 
 
 def dismissed_after_its_node():
     with emulated([("A100", 1)]) as made:
         pool = FakePool([A100], may_grow=False)
         wait_until(lambda: has_joined(pool, 1))
-        (worker,) = pool.joined()
+        (worker,) = pool.refresh_workers()
         made.remove_node(made.measuring[0], allow_graceful=False)
         wait_until(lambda: not any(node["Alive"] for node in ray.nodes()[1:]))
         pool.dismiss(worker)
@@ -45,7 +45,7 @@ def given_back():
         end = time.monotonic() + 2 * profiler_pool.RELEASE_S
         while time.monotonic() < end:
             has_joined(pool, 2, wanted=1)
-        waiting, free = len(pool.joined()), ray.available_resources().get("GPU", 0)
+        waiting, free = len(pool.refresh_workers()), ray.available_resources().get("GPU", 0)
         wait_until(lambda: has_joined(pool, 0, wanted=0))
         wait_until(lambda: ray.available_resources().get("GPU", 0) == 2)
         free_at_last = ray.available_resources()["GPU"]
@@ -83,7 +83,7 @@ def repaired():
         fault = mark(node.node_id, "fails to start")
         pool = FakePool([A100], may_grow=True, tell=messages.append)
         wait_until(lambda: has_joined(pool, 0) and len(messages) >= 2)
-        awaited = list(pool.awaited())
+        awaited = list(pool.list_awaited())
         fault.unlink()
         wait_until(lambda: has_joined(pool, 1))
         return {"messages": messages, "awaited": sorted(set(awaited)), "joined": 1}

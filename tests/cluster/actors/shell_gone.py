@@ -32,7 +32,7 @@ from emulated_cluster import (
 from sqlalchemy import make_url
 
 import trappm
-from trappm.cluster.ray_runtime import on_node
+from trappm.cluster.ray_runtime import node_options
 from trappm.store import Store
 
 NODES = [("A100", 1), ("V100", 1)]
@@ -66,7 +66,7 @@ def main(url, password):
         where = ray.remote(lambda: trappm.__file__)
         nodes = [node["NodeID"] for node in ray.nodes()]
         return report | {
-            "trappm": ray.get([where.options(**on_node(node)).remote() for node in nodes]),
+            "trappm": ray.get([where.options(**node_options(node)).remote() for node in nodes]),
             "looked_at": len(seen),
             "leaks": [place for place, text in seen.items() if password in text],
         }

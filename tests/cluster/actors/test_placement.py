@@ -13,8 +13,8 @@ from trappm.cluster.ray_runtime import (
     can_run_elsewhere,
     has_other_nodes,
     learner_options,
-    off_measuring_nodes,
     placement,
+    tracing_options,
 )
 from trappm.profiler.devices.catalogue import read_name
 from trappm.profiler.errors import DeviceError
@@ -80,7 +80,7 @@ CORES = {"NodeID": "cores", "Resources": {"CPU": 8.0}, "Labels": {CPU_LABEL: "tr
 )
 def test_traces_avoid_nodes_that_measure_by_their_labels(monkeypatch, nodes, others):
     monkeypatch.setattr(ray_runtime, "_nodes", lambda: nodes)
-    options = off_measuring_nodes(["a100", "v100"])
+    options = tracing_options(["a100", "v100"])
     assert options["label_selector"] == {ACCELERATOR_LABEL: "!in(A100,V100)"}
     assert options["fallback_strategy"] == [{"label_selector": {}}]  # better there than nowhere
     assert has_other_nodes(["a100", "v100"]) is others
@@ -88,9 +88,9 @@ def test_traces_avoid_nodes_that_measure_by_their_labels(monkeypatch, nodes, oth
 
 def test_traces_of_a_pool_avoid_all_gpus(monkeypatch):
     monkeypatch.setattr(ray_runtime, "_nodes", lambda: [HEAD, GPU])
-    assert off_measuring_nodes([])["label_selector"] == {ACCELERATOR_LABEL: "!in(A100)"}
+    assert tracing_options([])["label_selector"] == {ACCELERATOR_LABEL: "!in(A100)"}
     monkeypatch.setattr(ray_runtime, "_nodes", lambda: [HEAD])
-    assert off_measuring_nodes([]) == {}
+    assert tracing_options([]) == {}
 
 
 def test_a_learner_is_put_next_to_the_campaign_or_on_a_gpu(monkeypatch):
@@ -113,7 +113,7 @@ def test_a_learner_is_put_next_to_the_campaign_or_on_a_gpu(monkeypatch):
 
 def test_nodes_that_are_refused_trace_nothing(monkeypatch):
     monkeypatch.setattr(ray_runtime, "_nodes", lambda: [HEAD, GPU])
-    options = off_measuring_nodes(["a100"], ["second", "head"])
+    options = tracing_options(["a100"], ["second", "head"])
     without = {NODE_LABEL: "!in(head,second)"}
     assert options["label_selector"] == {ACCELERATOR_LABEL: "!in(A100)"} | without
     assert options["fallback_strategy"] == [{"label_selector": without}]

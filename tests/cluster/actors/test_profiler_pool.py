@@ -62,7 +62,7 @@ def pool(monkeypatch):
         monkeypatch.setattr(module, "ray", ray)
         made = ProfilerPool([A100], may_grow=may_grow, tell=(news := []).append)
         made.want({A100: wanted}, {A100: 8})
-        made.joined()
+        made.refresh_workers()
         return made, ray, news
 
     return make
@@ -80,7 +80,7 @@ def pool(monkeypatch):
 def test_a_profiler_that_cannot_join_costs_the_others_nothing(pool, error, why):
     made, ray, news = pool(lambda call: error if call.actor == 1 else None)
     made.wait(0)
-    assert [worker.name for worker in made.joined()] == ["a100-nnnnnnnn-1"]
+    assert [worker.name for worker in made.refresh_workers()] == ["a100-nnnnnnnn-1"]
     assert ray.killed == [1]
     (line,) = news
     assert "a profiler ended before it could measure (" in line
@@ -90,14 +90,14 @@ def test_a_profiler_that_cannot_join_costs_the_others_nothing(pool, error, why):
 def test_a_worker_that_was_set_aside_keeps_its_gpu_without_work(pool, monkeypatch):
     made, ray, _ = pool(lambda call: None)
     made.wait(0)
-    bad, _ = made.joined()
+    bad, _ = made.refresh_workers()
     monkeypatch.setattr(module, "RELEASE_S", 0.0)
     monkeypatch.setattr(module, "RECRUIT_S", 0.0)
     made.want({A100: 0}, {A100: 9}, [bad.name])
-    assert made.joined() == [bad]
+    assert made.refresh_workers() == [bad]
     assert ray.killed == [2]
     made.want({A100: 0}, {A100: 8})  # its time is up
-    assert made.joined() == []
+    assert made.refresh_workers() == []
 
 
 def test_what_was_measured_is_returned_although_a_node_has_failed(pool):
@@ -112,7 +112,7 @@ def test_what_was_measured_is_returned_although_a_node_has_failed(pool):
 
     made, _, _ = pool(result, may_grow=False)
     made.wait(0)
-    (worker,) = made.joined()
+    (worker,) = made.refresh_workers()
     made.start(worker, task := CanaryCheck(STEP), QUICK)
     del second[0]
     with pytest.raises(DeviceError, match="out of order"):

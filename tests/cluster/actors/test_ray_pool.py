@@ -160,8 +160,8 @@ def test_tasks_have_no_secrets_in_their_environment(told_by, environment):
 
 def test_a_cluster_lists_the_gpus_of_its_nodes(told_by):
     code = (
-        "import json, sys; from trappm.cluster.ray_runtime import gpus_known_to;"
-        "print(json.dumps(sorted(gpus_known_to(sys.argv[1]))))"
+        "import json, sys; from trappm.cluster.ray_runtime import list_gpus;"
+        "print(json.dumps(sorted(list_gpus(sys.argv[1]))))"
     )
     report = told_by(code)
     assert {"v1000", "a10g", "h100", "rtx-pro-6000"} <= set(report)  # a node's; by name

@@ -34,7 +34,7 @@ def cluster(monkeypatch):
         known = [{"NodeID": n, "NodeManagerAddress": n, "Resources": {"CPU": 2}} for n in nodes]
         monkeypatch.setattr(ray_runtime, "_nodes", lambda: known)
         monkeypatch.setattr(
-            profiles, "off_measuring_nodes", lambda _, refused: asked.append(set(refused)) or {}
+            profiles, "tracing_options", lambda _, refused: asked.append(set(refused)) or {}
         )
         return asked
 

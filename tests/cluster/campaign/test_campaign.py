@@ -124,7 +124,7 @@ def test_a_missing_or_too_small_pool_is_refused_before_the_campaign_starts(store
 
 
 def test_a_misspelt_device_of_a_cluster_is_reported_before_its_budget(store, monkeypatch):
-    monkeypatch.setattr(trappm.cluster.launch, "gpus_known_to", lambda address: {"h1000", "gb200"})
+    monkeypatch.setattr(trappm.cluster.launch, "list_gpus", lambda address: {"h1000", "gb200"})
     too_much = {"initial": {"source": 9_999}}
 
     def launched_on(device):
@@ -489,7 +489,7 @@ def test_labels_are_adopted_before_the_memory_method_is_known(store):
     facts = {"device": "a100", "measuring_version": 2}
 
     class Hidden(FakeWorkers):
-        def joined(self):
+        def refresh_workers(self):
             return [Worker("a1", "a100", "host", stack_fingerprint(facts))]
 
         def _measure(self, *arguments):

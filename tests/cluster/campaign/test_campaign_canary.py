@@ -51,7 +51,7 @@ def test_every_worker_measures_its_canary_first_and_then_as_planned(store):
     assert sum("canary ok" in line for line in workers.lines) == 5
     outcomes = store.campaigns.outcome_counts(run.id).values()
     assert sum(sum(counts.values()) for counts in outcomes) == sum(BUDGET.values())
-    assert len(store.labels.matching()) == sum(BUDGET.values())  # canaries are no labels
+    assert len(store.labels.find()) == sum(BUDGET.values())  # canaries are no labels
 
 
 @pytest.mark.parametrize("off", [False, None])
@@ -67,7 +67,7 @@ def test_the_reference_is_the_median_of_the_first_readings_of_all_campaigns(stor
         canary=CANARY | {"reference_readings": 3, "drifting_relative": 0.45, "stop_relative": 0.5}
     ).canary
     workers = FakeWorkers(canary={"w-cpu-2t": [10.0, 14.0, 12.0, 12.5, 12.5]})
-    worker, protocol = workers.joined()[0], spec().measuring_protocol
+    worker, protocol = workers.refresh_workers()[0], spec().measuring_protocol
     for _ in range(5):
         of_this_campaign = store.campaigns.create("one of many", {}, 7).id
         canaries = HostChecks(store, of_this_campaign, plan, time.monotonic)
@@ -122,8 +122,8 @@ class OnDemand(FakeWorkers):
     def want(self, wanted, at_most, set_aside=()):
         self.asked = max(self.asked, min(wanted["a100"], at_most["a100"]))
 
-    def joined(self):
-        return super().joined()[: self.asked]
+    def refresh_workers(self):
+        return super().refresh_workers()[: self.asked]
 
 
 @pytest.mark.parametrize("bad", ["gpu-0", "gpu-1"])

@@ -128,10 +128,10 @@ def test_no_label_is_lost_when_clocks_jump(new_store, monkeypatch):
 
 def test_what_was_measured_is_recorded_although_the_loop_fails(store, monkeypatch):
     class Failing(FakeWorkers):
-        def joined(self):
+        def refresh_workers(self):
             if len(self.starts) >= 5:  # with a measurement that is back
                 raise ZeroDivisionError
-            return super().joined()
+            return super().refresh_workers()
 
     run = campaign(store, workers := Failing())
     with pytest.raises(ZeroDivisionError):
@@ -247,7 +247,7 @@ def test_counting_labels_does_not_load_them(store, monkeypatch):
     run = ran(store, FakeWorkers(), stop={"labels": 9})
     counted = labels_by_device(store, run.id).total()
     monkeypatch.setattr(Labels, "of_campaign", labels_are_not_loaded)
-    monkeypatch.setattr(Labels, "matching", labels_are_not_loaded)
+    monkeypatch.setattr(Labels, "find", labels_are_not_loaded)
     assert [row.labels for row in campaign_rows(store)] == [counted] == [9]
     assert sum(d.done for d in campaign_facts(store, run.id).devices.values()) == 9
     assert store.campaigns.standing(run.id).labels == 9

@@ -58,7 +58,7 @@ def test_a_store_that_is_unavailable_while_ray_starts_is_waited_for(home, campai
         return opened(*arguments)
 
     monkeypatch.setattr(Store, "open", away_once)
-    with launch.opened_first(home) as store:
+    with launch.open_store(home) as store:
         assert store.campaigns.state(campaign_id) is CampaignState.PAUSED
     assert len(tries) == 2
 
@@ -68,7 +68,7 @@ class Process:
 
     def __init__(self, error=None, is_over=True):
         self.error, self.is_over = error, is_over
-        self.ended = SimpleNamespace(remote=lambda: self)
+        self.wait_for_end = SimpleNamespace(remote=lambda: self)
 
 
 @pytest.fixture(autouse=True)

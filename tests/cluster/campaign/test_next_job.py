@@ -8,19 +8,19 @@ from datetime import UTC, datetime
 import pytest
 
 from trappm.cluster.campaign.next_job import (
+    CampaignPlan,
     Choose,
     Close,
-    Course,
     LearnerState,
     MakePool,
     Prepare,
     Publish,
     Train,
+    count_waiting,
     due_before,
     may_measure,
     next_job,
     stop_that_holds,
-    waiting,
 )
 from trappm.cluster.campaign.sharing import Need, most_workers
 from trappm.cluster.stop_rules import StopRules
@@ -28,8 +28,8 @@ from trappm.store import CampaignState
 from trappm.store.records import Pending, Purpose, RoundRecord, Standing
 
 NOW = datetime(2026, 11, 29, tzinfo=UTC)
-CPU = Course(devices=("cpu",), shares={"cpu": [3, 4, 2, 2]}, one_at_a_time=True)
-GPUS = Course(
+CPU = CampaignPlan(devices=("cpu",), shares={"cpu": [3, 4, 2, 2]}, one_at_a_time=True)
+GPUS = CampaignPlan(
     devices=("a100", "v100"), shares={"a100": [3, 4, 2, 2], "v100": [2, 2, 1, 1]},
     one_at_a_time=False, traces_elsewhere=True,
 )  # fmt: skip
@@ -57,8 +57,8 @@ def trained(state, **changes):
     return replace(READY, **({"known": state.ended, "has_heads": True} | changes))
 
 
-def job(state, course=CPU, learner=READY, workers=None):
-    return next_job(state, course, learner, workers or {})
+def job(state, plan=CPU, learner=READY, workers=None):
+    return next_job(state, plan, learner, workers or {})
 
 
 def test_the_pool_comes_first_then_the_encoder_then_the_evaluation_set():
@@ -97,7 +97,7 @@ def test_what_failed_is_due_a_round_later_and_not_waited_for():
     rounds = planned(0, closed=True, cpu=3), planned(1, cpu=4)
     failed = standing(*rounds, pending=[("cpu", 2, 1, 0)])
     assert due_before(failed, CPU, READY, "cpu") == 2
-    assert waiting(failed, CPU, READY) == {}
+    assert count_waiting(failed, CPU, READY) == {}
     assert job(failed) == Train(is_last_chance=False)
     assert job(failed, learner=trained(failed)) == Close(1)
 
@@ -107,7 +107,7 @@ def test_without_heads_what_was_put_off_is_measured_before_the_last_training():
     failed = standing(*rounds, pending=[("cpu", 2, 1, 0)])
     lacking = trained(failed, has_heads=False)
     assert due_before(failed, CPU, lacking, "cpu") is None
-    assert waiting(failed, CPU, lacking) == {"cpu": 1}
+    assert count_waiting(failed, CPU, lacking) == {"cpu": 1}
     assert job(failed, learner=lacking) is None
     ended = standing(*rounds)
     assert job(ended, learner=lacking) == Train(is_last_chance=True)
@@ -118,7 +118,7 @@ def test_a_round_of_which_nothing_came_is_trained_on_so_that_it_is_repeated():
     failed = standing(*rounds, pending=[("a100", 2, 4, 0), ("v100", 2, 2, 0)])
     assert job(failed, GPUS) == Train(is_last_chance=False)
     lacking = trained(failed, has_heads=False)
-    assert waiting(failed, GPUS, lacking) == {"a100": 4, "v100": 2}
+    assert count_waiting(failed, GPUS, lacking) == {"a100": 4, "v100": 2}
 
 
 def test_on_gpus_the_learner_runs_ahead():
@@ -157,13 +157,13 @@ def test_what_failed_is_measured_again_after_a_learner_that_plans_no_other_round
     state = standing(*rounds, pending=[("cpu", 2, 1, 0)])
     failed = replace(trained(state), has_failed=True)
     assert due_before(state, CPU, failed, "cpu") is None
-    assert waiting(state, CPU, failed) == {"cpu": 1}
+    assert count_waiting(state, CPU, failed) == {"cpu": 1}
 
 
 def test_once_a_rule_holds_only_what_runs_is_waited_for():
     rounds = planned(0, closed=True, cpu=3), planned(1, cpu=4)
     enough = standing(*rounds, pending=[("cpu", 1, 3, 1)], is_enough=True)
-    assert waiting(enough, CPU, READY) == {}
+    assert count_waiting(enough, CPU, READY) == {}
     assert job(enough) is None
     rest = standing(*rounds, pending=[("cpu", 1, 3, 0)], is_enough=True)
     assert job(rest) == Train(is_last_chance=False)
@@ -182,24 +182,24 @@ def test_once_a_rule_holds_only_what_runs_is_waited_for():
     ],
 )
 def test_a_budget_is_spent_exactly(rules, reason):
-    course = replace(CPU, rules=StopRules(**rules))
+    plan = replace(CPU, rules=StopRules(**rules))
     spent = {"labels": 59, "attempts": {"cpu": 59}, "seconds": {"cpu": 59 * 60.0}}
     before = standing(**spent)
-    assert may_measure(before, course)
-    assert may_measure(before, course, begun=1) == ("labels" not in rules)  # runs count as labels
-    assert stop_that_holds(before, course, NOW) is None
+    assert may_measure(before, plan)
+    assert may_measure(before, plan, begun=1) == ("labels" not in rules)  # runs count as labels
+    assert stop_that_holds(before, plan, NOW) is None
     after = standing(labels=60, attempts={"cpu": 60}, seconds={"cpu": 3600.0})
-    assert stop_that_holds(after, course, NOW).reason == reason
+    assert stop_that_holds(after, plan, NOW).reason == reason
 
 
 def test_a_budget_of_hours_ends_when_they_are_spent():
-    course = replace(CPU, rules=StopRules(gpu_hours=10.0))
+    plan = replace(CPU, rules=StopRules(gpu_hours=10.0))
     before = standing(attempts={"cpu": 10}, seconds={"cpu": 9.9 * 3600})
     after = standing(attempts={"cpu": 11}, seconds={"cpu": 10.2 * 3600})
-    assert may_measure(before, course, begun=5)
-    assert stop_that_holds(before, course, NOW) is None
-    assert not may_measure(after, course)
-    assert stop_that_holds(after, course, NOW).reason == "10.2 of 10 GPU-hours are spent"
+    assert may_measure(before, plan, begun=5)
+    assert stop_that_holds(before, plan, NOW) is None
+    assert not may_measure(after, plan)
+    assert stop_that_holds(after, plan, NOW).reason == "10.2 of 10 GPU-hours are spent"
 
 
 @pytest.mark.parametrize(

@@ -122,8 +122,8 @@ def test_ten_losses_are_no_failure_and_a_preempted_configuration_keeps_its_place
 
 def test_hosts_on_which_a_step_failed_are_remembered_by_a_restart(store):
     class OnTwoHosts(FakeWorkers):
-        def joined(self):
-            return [w for w in super().joined() if w.name not in self.away]
+        def refresh_workers(self):
+            return [w for w in super().refresh_workers() if w.name not in self.away]
 
         def start(self, worker, task, protocol):
             self.on = getattr(self, "on", {}) | {task.configuration.id: worker.name}
@@ -207,7 +207,7 @@ def test_an_abandoned_step_is_reported_although_the_process_was_killed_before(st
     with pytest.raises(Killed):
         run.run()
     kills[0].__exit__()
-    ((abandoned, outcome),) = store.assignments.failed(run.id)
+    ((abandoned, outcome),) = store.assignments.list_failed(run.id)
     assert outcome == "error"
     assert store.campaigns.events(run.id, kind="abandoned") == []
     campaign(store, FakeWorkers(), campaign_id=run.id).run()

@@ -139,17 +139,17 @@ class Cluster(FakeWorkers):
         self._is_killing = self._is_to_pause = self._is_paused = self._loses_reply = False
         self._kill, self._replies = ExitStack(), ExitStack()
 
-    def joined(self):
+    def refresh_workers(self):
         self._settle()
         self._repair_set_aside()
         closed = [part.is_closed for part in self.store.rounds.all(self.campaign.id)]
         assert closed == sorted(closed, reverse=True), "a round was closed before an earlier one"
         return [worker for worker in WORKERS if self._back_at[worker.name] <= self.now]
 
-    def awaited(self):
+    def list_awaited(self):
         return [worker.device for worker in WORKERS if self._back_at[worker.name] > self.now]
 
-    def running(self):
+    def list_running(self):
         return [(entry.worker, entry.task) for entry in self._running]
 
     def start(self, worker, task, protocol):
@@ -405,7 +405,7 @@ def assert_each_label_once(store, campaign_id):
 def assert_what_has_no_label_was_abandoned_by_the_rule(store, campaign_id):
     events = store.campaigns.events(campaign_id, kind="abandoned")
     reported = Counter(event.message["id"] for event in events)
-    failed = store.assignments.failed(campaign_id)
+    failed = store.assignments.list_failed(campaign_id)
     for assignment, outcome in failed:
         if assignment.losses < MAX_LOSSES:
             assert (outcome, assignment.failures) in {("timeout", 2), ("timeout", 3), ("error", 3)}

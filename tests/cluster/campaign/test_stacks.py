@@ -89,7 +89,7 @@ class Noisy(FakeWorkers):
 
 def test_labels_come_with_the_errors_of_their_step_times(store):
     run = ran(store, Noisy())
-    batch_sizes = {x.configuration.id: x.configuration.batch_size for x in store.labels.matching()}
+    batch_sizes = {x.configuration.id: x.configuration.batch_size for x in store.labels.find()}
     found = training_labels(store, run.id).labels
     assert {batch_sizes[x.configuration_id]: x.step_time_error for x in found} == {
         size: {1: None, 2: 0.002}.get(size, 0.15) for size in batch_sizes.values()

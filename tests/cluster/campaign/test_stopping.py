@@ -8,9 +8,9 @@ from pydantic import ValidationError
 
 from trappm.cluster.stop_rules import (
     StopRules,
-    deadline_passed,
     forecast,
-    target_reached,
+    stop_by_deadline,
+    stop_by_target,
     upper_bound,
 )
 from trappm.cluster.training_report import Judgement, Spent
@@ -43,12 +43,12 @@ def target(mape):
 
 def test_a_target_must_be_reached_with_confidence_on_every_device():
     rules = StopRules(**target(5.0), confidence=0.95)
-    assert target_reached(rules, result(4.9, spread=0.1), ["a100"]).rule == "target"
-    assert target_reached(rules, result(4.9, spread=4.0), ["a100"]) is None
-    assert target_reached(rules, result(5.1), ["a100"]) is None
-    assert target_reached(rules, result(4.9), ["a100", "v100"]) is None
+    assert stop_by_target(rules, result(4.9, spread=0.1), ["a100"]).rule == "target"
+    assert stop_by_target(rules, result(4.9, spread=4.0), ["a100"]) is None
+    assert stop_by_target(rules, result(5.1), ["a100"]) is None
+    assert stop_by_target(rules, result(4.9), ["a100", "v100"]) is None
     both = result(4.9) + result(4.9, device="v100")
-    assert target_reached(rules, both, ["a100", "v100"]).rule == "target"
+    assert stop_by_target(rules, both, ["a100", "v100"]).rule == "target"
 
 
 @pytest.mark.parametrize("count", [3, 8])
@@ -87,9 +87,9 @@ def test_the_end_of_a_budget_is_forecast(rules, rule):
 
 def test_a_deadline_ends_a_campaign():
     rules = StopRules(ends_at=START)
-    assert deadline_passed(rules, START - datetime.timedelta(seconds=1)) is None
-    assert deadline_passed(rules, START).rule == "clock"
-    assert deadline_passed(StopRules(labels=1), START) is None
+    assert stop_by_deadline(rules, START - datetime.timedelta(seconds=1)) is None
+    assert stop_by_deadline(rules, START).rule == "clock"
+    assert stop_by_deadline(StopRules(labels=1), START) is None
 
 
 @pytest.mark.parametrize(

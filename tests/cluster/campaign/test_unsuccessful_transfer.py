@@ -49,7 +49,7 @@ def published(learner, folder):
 
 def test_unsuccessful_transfer_is_not_published(learner, tmp_path, monkeypatch):
     lost = {"step_time_ms": TransferErrors(9.0, 7.0), "memory_mib": TransferErrors(3.0, 4.0)}
-    monkeypatch.setattr(campaign_learner, "cross_validated", lambda *_: lost)
+    monkeypatch.setattr(campaign_learner, "cross_validate", lambda *_: lost)
     transferred, scratch = learner._heads["cpu-1t"], learner._scratch["cpu-1t"]
     notes, snapshot = published(learner, tmp_path / "lost")
     (note,) = notes
@@ -68,7 +68,7 @@ def test_unsuccessful_transfer_is_not_published(learner, tmp_path, monkeypatch):
 
 def test_successful_transfer_is_published(learner, tmp_path, monkeypatch):
     won = {"step_time_ms": TransferErrors(6.0, 7.0)}
-    monkeypatch.setattr(campaign_learner, "cross_validated", lambda *_: won)
+    monkeypatch.setattr(campaign_learner, "cross_validate", lambda *_: won)
     notes, snapshot = published(learner, tmp_path / "won")
     assert notes == ()
     transferred = learner.training.transfer["cpu-1t"]["step_time_ms"].transferred

@@ -10,7 +10,7 @@ import torch
 import yaml
 
 import trappm
-from trappm.extensions.integrations.forecast import FirstStep, forecast
+from trappm.extensions.integrations.forecast import TrainingContext, forecast
 from trappm.extensions.integrations.training_watch import PROTOCOL, RecordedSteps
 from trappm.profiler.errors import InputError, UnknownArchitectureError
 from trappm.profiler.models import zoo
@@ -46,7 +46,7 @@ def check_added(command, folder, architecture):
     assert json.loads(out)["new"] == 1
     assert json.loads(command("labels", "import", folder / "steps.jsonl", "--json")[1])["new"] == 0
     with Store.open(Home.open().database_url) as store:
-        (label,) = store.labels.matching()
+        (label,) = store.labels.find()
         record = next(store.measurements.each(trappm.store.LabelFilter()))
         pair = (architecture, label.configuration.input_size)
         assert store.labels.of_pairs([pair], label.configuration, label.device) == []
@@ -159,7 +159,7 @@ def test_transformers_callback_forecasts_and_records(folder, capsys, command):
 def first_step(size, compiled=False, **changes):
     """The first step of a training of test_resnet on a CPU."""
     module = zoo.create_model("test_resnet", size)
-    return FirstStep(
+    return TrainingContext(
         model=torch.compile(module) if compiled else module, name="test_resnet",
         args=(torch.empty(16, 3, size, size),), precision=Precision.FP32, epoch_batches=None,
         optimizer=torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9),

@@ -3,7 +3,7 @@
 import pytest
 
 from trappm.extensions.parallel.scaling import scaling
-from trappm.extensions.parallel.schedules import Parallelism, Strategy
+from trappm.extensions.parallel.schedules import Parallelism, ShardingStrategy
 from trappm.extensions.parallel.shared_step import SharedStep
 from trappm.profiler.errors import InputError
 
@@ -20,7 +20,7 @@ def step_of(model, batch_size, **settings):
 def on(step, tensor=1, pipeline=1, gpus=None, **sizes):
     gpus = gpus or tensor * pipeline
     layout = {"tensor": tensor, "pipeline": pipeline, "gpus": gpus}
-    return step.on(Parallelism(strategy=Strategy.TP, **layout, **sizes))
+    return step.on(Parallelism(strategy=ShardingStrategy.TP, **layout, **sizes))
 
 
 @pytest.fixture(scope="module")

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import distributed
 
-from trappm.extensions.parallel.links import Group, LinkKind, Node, link, node_of
+from trappm.extensions.parallel.links import LinkKind, NodeLinks, RankGroup, link, node_of
 from trappm.extensions.parallel.schedules import (
     MIB,
     SCATTER,
     Parallelism,
-    Strategy,
+    ShardingStrategy,
     buckets,
     expected_most,
     schedule,
@@ -38,12 +38,12 @@ def endless():
     """Links that take no time."""
     free = {"latency_us": 0.0, "hop_us": 0.0, "sharpness": 1.0}
     inner = link(LinkKind.NVLINK, 1e15, **free)
-    return Node(name="endless", inner=inner, network=link(LinkKind.RDMA, 1e15, **free))
+    return NodeLinks(name="endless", inner=inner, network=link(LinkKind.RDMA, 1e15, **free))
 
 
 def schedules(work, node, **options):
     for nodes, gpus in LAYOUTS:
-        for strategy in (Strategy.DDP, Strategy.FSDP):
+        for strategy in (ShardingStrategy.DDP, ShardingStrategy.FSDP):
             parallelism = Parallelism(strategy=strategy, gpus=gpus, nodes=nodes, **options)
             yield parallelism, schedule(work, parallelism, node)
 
@@ -117,14 +117,14 @@ def test_speedup_is_at_most_linear(pass_ms, update, copy_ms, accumulation):
 
 def test_sharding_costs_copies_beyond_what_it_saves():
     plain = replace(even_work(50.0, 3.4e8, update=0.0, blocks=12), copy_ms=2.0)
-    fsdp = Parallelism(strategy=Strategy.FSDP, gpus=8)
+    fsdp = Parallelism(strategy=ShardingStrategy.FSDP, gpus=8)
     assert schedule(plain, fsdp, endless()).compute_ms == pytest.approx(50.0 + 3 * 2.0)
 
 
 @given(size_bytes=st.floats(1, 1e10))
 def test_more_ranks_of_a_node_take_no_less_time(size_bytes):
     for device in ("v100", "a100", "h100", "t4", "rtx3090", "cpu-2t"):
-        groups = [Group(node=node_of(device), gpus=gpus) for gpus in (1, 2, 4, 8)]
+        groups = [RankGroup(node=node_of(device), gpus=gpus) for gpus in (1, 2, 4, 8)]
         for name in ("all_reduce_ms", "all_gather_ms", "reduce_scatter_ms"):
             times = [getattr(group, name)(size_bytes) for group in groups]
             assert times == sorted(times)
@@ -149,9 +149,12 @@ def test_gradients_are_summed_once_per_step():
         ({"gpus": 8, "nodes": True}, "nodes is True"),
         ({"gpus": 8, "accumulation": 1.5}, "accumulation is 1.5"),
         ({"gpus": 8, "tensor": 2}, "ddp has no tensor and pipeline; use strategy tp"),
-        ({"gpus": 8, "strategy": Strategy.TP, "tensor": 3}, "tensor is 3; it must divide the 8"),
         (
-            {"gpus": 8, "strategy": Strategy.TP, "tensor": 4, "pipeline": 3},
+            {"gpus": 8, "strategy": ShardingStrategy.TP, "tensor": 3},
+            "tensor is 3; it must divide the 8",
+        ),
+        (
+            {"gpus": 8, "strategy": ShardingStrategy.TP, "tensor": 4, "pipeline": 3},
             "tensor 4 times pipeline 3 does not divide 8 GPUs",
         ),
     ],
@@ -174,7 +177,7 @@ def test_buckets_equal_those_of_torch(widths):
 
 def test_faster_network_is_faster_and_zero_is_rejected():
     times = [
-        Group(node=A100.with_network(gbit), gpus=8, nodes=2).all_reduce_ms(1e9)
+        RankGroup(node=A100.with_network(gbit), gpus=8, nodes=2).all_reduce_ms(1e9)
         for gbit in (10.0, 100.0, 1600.0)
     ]
     assert times == sorted(times, reverse=True)
@@ -192,11 +195,11 @@ def test_blocks_are_repeated_sequences_of_parameters():
 def test_contention_affects_only_overlapped_fsdp_collectives(pass_ms, contention, passes):
     # Where no label says what sharding costs (0), copies stand for it.
     free, contended = (replace(gpt2(pass_ms), contention=share) for share in (1e-12, contention))
-    for strategy in (Strategy.DDP, Strategy.FSDP):
+    for strategy in (ShardingStrategy.DDP, ShardingStrategy.FSDP):
         parallelism = Parallelism(strategy=strategy, gpus=8, nodes=2, accumulation=passes)
         before, after = (schedule(work, parallelism, A100) for work in (free, contended))
         hidden_ms = max(before.communication_ms - before.exposed_ms, 0.0)
-        slowed_ms = contention * hidden_ms if strategy is Strategy.FSDP else 0.0
+        slowed_ms = contention * hidden_ms if strategy is ShardingStrategy.FSDP else 0.0
         ends = [step.step_ms - step.waiting_ms for step in (before, after)]
         assert ends[1] == pytest.approx(ends[0] + slowed_ms, rel=1e-6, abs=1e-6)
         assert ends[1] <= before.compute_ms + before.communication_ms + 1e-6

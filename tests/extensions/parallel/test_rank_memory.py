@@ -10,7 +10,7 @@ from trappm.extensions.parallel.rank_memory import (
     rank_memory,
     traced_needs,
 )
-from trappm.extensions.parallel.schedules import Parallelism, Strategy
+from trappm.extensions.parallel.schedules import Parallelism, ShardingStrategy
 from trappm.extensions.parallel.shared_step import PROCESS, SharedStep, predict_parallel
 from trappm.profiler.errors import InputError
 from trappm.profiler.memory.simulation import TrainingLoop
@@ -29,7 +29,7 @@ def allocations():
 def test_single_rank_needs_the_memory_of_the_step(allocations):
     needs = traced_needs(allocations, BATCH, ADAM)
     whole = float((needs.gradients + needs.activations).max()) + needs.parameters + needs.states
-    for strategy in Strategy:
+    for strategy in ShardingStrategy:
         alone = rank_memory(needs, Parallelism(strategy=strategy))
         assert alone.total == pytest.approx(whole)
         assert (alone.gathered, alone.buckets) == (0.0, 0.0)
@@ -38,7 +38,8 @@ def test_single_rank_needs_the_memory_of_the_step(allocations):
 def test_fsdp_memory_decreases_with_ranks_and_ddp_memory_does_not(allocations):
     needs = traced_needs(allocations, BATCH, ADAM)
     sizes = [
-        rank_memory(needs, Parallelism(strategy=Strategy.FSDP, gpus=n)).total for n in (2, 4, 8, 16)
+        rank_memory(needs, Parallelism(strategy=ShardingStrategy.FSDP, gpus=n)).total
+        for n in (2, 4, 8, 16)
     ]
     assert sizes == sorted(sizes, reverse=True)
     assert len(set(sizes)) == len(sizes)
@@ -49,7 +50,10 @@ def test_fsdp_memory_decreases_with_ranks_and_ddp_memory_does_not(allocations):
 
 def test_tensor_parallelism_divides_a_transformer(allocations):
     needs = traced_needs(allocations, BATCH, ADAM)
-    sizes = [rank_memory(needs, Parallelism(strategy=Strategy.TP, gpus=gpus)) for gpus in (1, 2, 4)]
+    sizes = [
+        rank_memory(needs, Parallelism(strategy=ShardingStrategy.TP, gpus=gpus))
+        for gpus in (1, 2, 4)
+    ]
     assert sizes[0].parameters == pytest.approx(4 * sizes[2].parameters)
     assert sizes[0].total > sizes[1].total > sizes[2].total
 
@@ -58,7 +62,8 @@ def test_a_sharded_optimizer_divides_states_over_replicas_only(allocations):
     needs = traced_needs(allocations, BATCH, ADAM)
     plain, sharded = (
         rank_memory(
-            needs, Parallelism(strategy=Strategy.TP, gpus=8, tensor=2, sharded_optimizer=choice)
+            needs,
+            Parallelism(strategy=ShardingStrategy.TP, gpus=8, tensor=2, sharded_optimizer=choice),
         )
         for choice in (False, True)
     )
@@ -66,7 +71,7 @@ def test_a_sharded_optimizer_divides_states_over_replicas_only(allocations):
     assert sharded.parameters == plain.parameters
     assert sharded.gradients == plain.gradients
     with pytest.raises(InputError, match="fsdp shards the optimizer anyway"):
-        Parallelism(strategy=Strategy.FSDP, gpus=2, sharded_optimizer=True)
+        Parallelism(strategy=ShardingStrategy.FSDP, gpus=2, sharded_optimizer=True)
 
 
 def test_mixed_precision_has_main_copies_and_one_buffer_of_gradients(allocations):
@@ -83,7 +88,8 @@ def test_the_first_stage_keeps_several_micro_batches_and_the_last_one_the_head(a
     needs = traced_needs(allocations, BATCH, ADAM)
     one, two, four = (
         rank_memory(
-            needs, Parallelism(strategy=Strategy.TP, tensor=1, gpus=4, pipeline=4, accumulation=n)
+            needs,
+            Parallelism(strategy=ShardingStrategy.TP, tensor=1, gpus=4, pipeline=4, accumulation=n),
         ).activations
         for n in (1, 2, 4)
     )
@@ -117,7 +123,7 @@ def test_one_gpu_and_fsdp_have_the_memory_of_the_step():
     step = SharedStep.of("hf:gpt2,megatron", **options)
     for parallelism in (
         Parallelism(sharded_optimizer=True),
-        Parallelism(strategy=Strategy.FSDP, gpus=8),
+        Parallelism(strategy=ShardingStrategy.FSDP, gpus=8),
     ):
         of_rank, whole = step.on(parallelism), rank_memory(step.needs, parallelism)
         tensors = {k: v for k, v in of_rank.memory_parts_mib.items() if k != PROCESS}
@@ -128,7 +134,7 @@ def test_one_gpu_and_fsdp_have_the_memory_of_the_step():
 
 def test_fsdp_gathers_frozen_parameters():
     options = {"sequence_length": 128, "batch_size": 8, "device": "a100", "optimizer": "adamw"}
-    fsdp = Parallelism(strategy=Strategy.FSDP, gpus=4)
+    fsdp = Parallelism(strategy=ShardingStrategy.FSDP, gpus=4)
     whole, embeddings, lora = (
         SharedStep.of(f"hf:gpt2{option}", **options).on(fsdp)
         for option in ("", ",frozen=embeddings", ",lora=4")
@@ -146,7 +152,7 @@ def test_fsdp_gathers_nothing_in_the_optimizer_step(gathered, peak):
         parameters=100.0, states=200.0, gradients=np.array([50.0, 100.0, 200.0]),
         activations=np.array([10.0, 0.0, 0.0]), all_gradients=100.0, gathered=gathered,
     )  # fmt: skip
-    rank = rank_memory(needs, Parallelism(strategy=Strategy.FSDP, gpus=2))
+    rank = rank_memory(needs, Parallelism(strategy=ShardingStrategy.FSDP, gpus=2))
     assert rank.gathered == peak
     assert rank.total == max(250.0, 150.0 + 50.0 + gathered)
 

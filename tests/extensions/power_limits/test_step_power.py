@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from power_steps import CARD, constants, steps_of, traced_workloads
 
-from research.priors.power_fit import Labels, fit
+from research.priors.power_fit import PowerLabels, fit
 from trappm.extensions.power_limits.step_power import Sheet, Steps, power_of
 from trappm.learner.physics.power import CONSTANTS
 from trappm.profiler.devices.catalogue import card_of, cards
@@ -50,7 +50,7 @@ def test_constants_are_recovered_from_labels(workloads):
         for limit in (250.0, 100.0):
             limits = np.full(len(workloads), limit)
             point = Steps.timed(loads, sheet, own, time_ms, usual).under(limits)
-            labels.append(Labels(card, sheet, loads, time_ms, usual, limits, point.power_w,
+            labels.append(PowerLabels(card, sheet, loads, time_ms, usual, limits, point.power_w,
                                  point.time_ms, np.ones(len(workloads))))  # fmt: skip
     fitted = fit(labels)
     for part in labels:

@@ -10,7 +10,7 @@ from trappm.learner.snapshots.manifest import (
     MANIFEST,
     manifest_bytes,
     read_whole,
-    sealed,
+    seal,
     write_folder,
 )
 from trappm.prediction.selection import SHIPPED
@@ -89,6 +89,6 @@ class Asker:
 def other_snapshot(registry, name):
     """The shipped snapshot under another id, in a registry's folder; returns the id."""
     manifest, contents = read_whole(SHIPPED)
-    manifest = sealed({**manifest.to_json(), "campaign": name})
+    manifest = seal({**manifest.to_json(), "campaign": name})
     write_folder(registry / manifest["id"], {**contents, MANIFEST: manifest_bytes(manifest)})
     return manifest["id"]

@@ -101,15 +101,15 @@ def test_workloads_unlike_all_labels_are_flagged(trained, zoo, build_network):
 def test_extrapolations_are_flagged_and_have_wider_intervals(trained, zoo, build_network):
     heads, rows, _, targets = trained
     known = zoo.workloads(rows)[0]
-    assert np.isnan(heads.predict(known).labels_end).all()
+    assert np.isnan(heads.predict(known).extrapolated_from).all()
     middling, large, huge = (
         Workload(graph=build_network("plain", 24, 5, batch)) for batch in (16, 4096, 65_536)
     )
     predicted = heads.predict([middling, large, huge])
     ends = np.nanmax(targets[rows, :2], axis=0)
-    assert np.isnan(predicted.labels_end[0]).all()
+    assert np.isnan(predicted.extrapolated_from[0]).all()
     assert (predicted.median[1:] > 3 * ends).all()
-    np.testing.assert_array_equal(predicted.labels_end[1:], [ends, ends])
+    np.testing.assert_array_equal(predicted.extrapolated_from[1:], [ends, ends])
     head = heads.heads["step_time_ms"]
     before = replace(head, labelled=None).predict([middling, large, huge])
     now = head.predict([middling, large, huge])
@@ -164,7 +164,15 @@ def test_heads_are_restored_from_tensors_and_settings(trained, zoo, measure, sma
     for heads in (source, other):
         again = heads_from_tensors(small.head, heads.settings(), heads.tensors())
         first, second = (h.predict(workloads) for h in (heads, again))
-        for name in ("median", "low", "high", "log_std", "disagreement", "outside", "labels_end"):
+        for name in (
+            "median",
+            "low",
+            "high",
+            "log_std",
+            "disagreement",
+            "outside",
+            "extrapolated_from",
+        ):
             np.testing.assert_array_equal(getattr(first, name), getattr(second, name))
 
 

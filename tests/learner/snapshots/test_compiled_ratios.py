@@ -13,7 +13,7 @@ from trappm.learner.physics.compiled_step import (
     reference_offsets,
     times_of_pairs,
 )
-from trappm.learner.snapshots.compiled_ratios import compiled_ratios
+from trappm.learner.snapshots.compiled_ratios import fit_compiled_ratios
 from trappm.profiler.models.families import family_of
 from trappm.profiler.records import Execution, Graph, Phase
 from trappm.profiler.trace import trace
@@ -64,7 +64,7 @@ def of_step(name, eager, compiled):
 def ratio_of(pairs, workloads):
     names = {name: name.split()[0] for name in workloads}
     families = {name: family_of(architecture) for name, architecture in names.items()}
-    ratios, lines = compiled_ratios(pairs, workloads, families, names)
+    ratios, lines = fit_compiled_ratios(pairs, workloads, families, names)
     return ratios["cpu-2t"][Phase.TRAIN], lines[0]
 
 
@@ -109,7 +109,7 @@ def test_one_architecture_and_steps_without_kernels_have_a_ratio(workloads):
 def test_two_pairs_give_no_ratio(workloads):
     pairs = pairs_of(workloads, of_step, NAMES[:1])
     names = dict.fromkeys(workloads, "resnet10t")
-    assert compiled_ratios(pairs, workloads, names, names) == ({}, [])
+    assert fit_compiled_ratios(pairs, workloads, names, names) == ({}, [])
 
 
 def test_what_is_left_of_a_family_is_added(workloads):

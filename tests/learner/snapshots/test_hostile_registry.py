@@ -13,7 +13,7 @@ from registry_samples import write_sample
 
 import trappm.cli
 from trappm.cli.snapshot import print_manifest
-from trappm.learner.snapshots.manifest import entries, sealed
+from trappm.learner.snapshots.manifest import entries, seal
 from trappm.learner.snapshots.registry import Registry
 from trappm.learner.snapshots.regressions import regressions
 from trappm.learner.snapshots.snapshot import load_snapshot
@@ -64,7 +64,7 @@ def changed(manifest, path, odd):
     for key in path[:-1]:
         part = part[key]
     part[path[-1]] = odd
-    return sealed(other)
+    return seal(other)
 
 
 def put(registry, manifest):
@@ -146,10 +146,10 @@ def test_special_and_sparse_files_are_refused(place, kind):
 
 def test_manifests_of_huge_or_reserved_files_are_refused(place, shipped):
     files = {f"heads-{n}.safetensors": {"sha256": "0" * 64, "bytes": 1 << 28} for n in range(64)}
-    name = put(place, sealed({**shipped, "files": files}))
+    name = put(place, seal({**shipped, "files": files}))
     with pytest.raises(SnapshotError, match="more than 256 MiB together"):
         Registry(place).contents(name)
-    name = put(place, sealed({**shipped, "files": {"manifest.json": entries({"a": b""})["a"]}}))
+    name = put(place, seal({**shipped, "files": {"manifest.json": entries({"a": b""})["a"]}}))
     with pytest.raises(SnapshotError, match=r"names a file 'manifest\.json'"):
         Registry(place).manifest(name)
 

@@ -118,14 +118,14 @@ def test_only_the_last_of_several_snapshots_is_not_promoted(here, there, snapsho
 
 def test_encoders_are_cached_next_to_snapshots(here, there, monkeypatch):
     there.push(here / (name := write_sample(here)))
-    assert there.cached("encoder-1.safetensors") is None
+    assert there.read_file("encoder-1.safetensors") is None
     for data in (b"first", b"second"):
         there.cache("encoder-1.safetensors", data)
-        assert there.cached("encoder-1.safetensors") == data
+        assert there.read_file("encoder-1.safetensors") == data
     assert (there.ids(), there.aliases()) == ([name], {})
     monkeypatch.setattr(registry, "MAX_SNAPSHOT_BYTES", 5)
     with pytest.raises(SnapshotError, match=r"encoder-1\.safetensors has more than 5 bytes"):
-        there.cached("encoder-1.safetensors")
+        there.read_file("encoder-1.safetensors")
 
 
 def test_an_interrupted_push_is_continued(here, there, monkeypatch):

@@ -12,7 +12,7 @@ import pytest
 from trappm.learner.heads.physics_heads import train_heads
 from trappm.learner.interface import TrainedHeads
 from trappm.learner.snapshots import manifest as manifests
-from trappm.learner.snapshots.manifest import label_set_hash, sealed
+from trappm.learner.snapshots.manifest import label_set_hash, seal
 from trappm.learner.snapshots.snapshot import copy_snapshot, load_snapshot, save_snapshot
 from trappm.profiler.errors import SnapshotError
 from trappm.profiler.records import MemoryFormat, Optimizer, Phase, Precision, StepSettings
@@ -67,7 +67,7 @@ def rewrite(folder, **changes):
     """Changes the manifest as an attacker would: checksum and id fit again."""
     path = folder / "manifest.json"
     manifest = json.loads(path.read_text()) | changes
-    path.write_text(json.dumps(sealed(manifest)))
+    path.write_text(json.dumps(seal(manifest)))
 
 
 def test_a_loaded_snapshot_predicts_the_same(saved, content, zoo):

@@ -15,7 +15,7 @@ import torch
 from trappm.profiler.devices import MemoryReading, open_device
 from trappm.profiler.devices.gpu.cuda import CudaDevice
 from trappm.profiler.records import PAPER
-from trappm.profiler.steps.sampling import Samples, StepRun, judge
+from trappm.profiler.steps.sampling import StepRun, StepSamples, judge
 
 CPU = torch.device("cpu")
 CONTEXT_MIB = 400
@@ -111,6 +111,6 @@ def window_on(key, monkeypatch, meanwhile=lambda: None):
 def judged(window):
     """The measurement of twenty steps of 10 ms in this window."""
     memory = MemoryReading(peak_mib=100.0, method="made up")
-    samples = Samples((10.0,) * 20)
+    samples = StepSamples((10.0,) * 20)
     run = StepRun(samples=samples, window=window, steps_in_window=20, memory=memory)
     return judge(run, PAPER)

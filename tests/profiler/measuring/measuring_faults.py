@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from trappm.profiler.devices import MemoryReading, Window
-from trappm.profiler.steps.sampling import Samples, StepRun
+from trappm.profiler.steps.sampling import StepRun, StepSamples
 from trappm.profiler.steps.step import run_protocol
 
 TOUCH_VARIABLE = "TRAPPM_TEST_TOUCH"
@@ -46,7 +46,7 @@ def run(configuration, device, protocol, enter):
 
 def seen(samples_ms=(10.0,) * 20, **window):
     return StepRun(
-        samples=Samples(tuple(samples_ms)),
+        samples=StepSamples(tuple(samples_ms)),
         window=Window(seconds=1.0, energy_j=None, energy_missing="none here", **window),
         steps_in_window=len(samples_ms),
         memory=MemoryReading(peak_mib=100.0, method="made up"),
@@ -56,7 +56,7 @@ def seen(samples_ms=(10.0,) * 20, **window):
 def waiting(protocol):
     """A step whose kernels take a tenth of it; it takes 10 ms without power, and 20 ms with it."""
     return StepRun(
-        samples=Samples((10.0 * (1 + protocol.power_share),) * 4),
+        samples=StepSamples((10.0 * (1 + protocol.power_share),) * 4),
         window=Window(seconds=1.0, energy_j=5.0, facts={"device_time_ms": 1.0}),
         steps_in_window=4,
         memory=MemoryReading(peak_mib=1.0, method="none"),

@@ -155,14 +155,14 @@ def test_batch_norm_of_one_pixel_is_unsupported(cuda, tmp_path):
 
 def test_device_that_is_never_ready_is_the_workers_failure():
     progress = _Progress(lock_timeout_s=100.0, timeout_s=7.0)
-    assert "never got to its lock" in progress.timed_out().message
+    assert "never got to its lock" in progress.timeout_failure().message
     progress.follow(iter([{"environment": {"host": "a"}}]))  # its first words: it has the lock
     assert progress.deadline - progress.begin == pytest.approx(7.0)
-    stuck = progress.timed_out()
+    stuck = progress.timeout_failure()
     assert (stuck.outcome, stuck.phase) == (Outcome.ERROR, "worker")
     assert "before the device was ready" in stuck.message
     progress.follow(iter([{"phase": "create"}]))
-    late = progress.timed_out()
+    late = progress.timeout_failure()
     assert (late.outcome, late.phase) == (Outcome.TIMEOUT, "create")
 
 

@@ -90,4 +90,4 @@ def test_commands_use_the_configured_database(empty_database_url, tmp_path, monk
     assert cli.run(["store", "upgrade", "--check"]) == 0
     assert not (home / "labels.db").exists()
     with Store.open_to_read(empty_database_url) as store:
-        assert len(store.labels.matching()) == 1
+        assert len(store.labels.find()) == 1

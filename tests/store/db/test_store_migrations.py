@@ -127,7 +127,7 @@ def test_upgrade_keeps_labels_and_all_other_rows_and_releases_leases(old_url):
     assert after == before
     with Store.open(old_url) as store:
         assert store.check() == []
-        assert [label.step_time_ms for label in store.labels.matching()] == [12.5, 12.5, None]
+        assert [label.step_time_ms for label in store.labels.find()] == [12.5, 12.5, None]
         campaign = store.campaigns.get()
         assert (campaign.state, campaign.owner) == ("running", None)
         states = [str(each.state) for each in store.assignments.of_campaign(campaign.id)]

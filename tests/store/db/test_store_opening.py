@@ -112,7 +112,7 @@ def test_a_read_only_store_can_be_read(tmp_path):
         store.measurements.record_many([measurement()])
         # Opened read-only while somebody writes: afterwards SQLite would need to write to read.
         with Store.open(f"sqlite:///file:{path}?mode=ro&uri=true") as readable:
-            assert len(readable.labels.matching()) == 1
+            assert len(readable.labels.find()) == 1
             with pytest.raises(StoreAccessError, match="readonly database"):
                 readable.measurements.record_many([measurement()])
 
@@ -193,7 +193,7 @@ def test_a_store_opened_to_read_refuses_changes_and_sees_new_labels(store, datab
         assert contents(database_url) == before
         for count in (2, 3):
             store.measurements.record_many([measurement(configuration(count))])
-            assert len(readable.labels.matching()) == count
+            assert len(readable.labels.find()) == count
 
 
 def test_reading_creates_no_store(tmp_path):
@@ -258,7 +258,7 @@ def test_labels_only_in_the_write_ahead_log_are_not_missed(read_only, tmp_path):
     read_only.with_name("labels.db-shm").unlink(missing_ok=True)
     assert "unable to open database file" in ask_as_nobody(url_of(read_only))
     with Store.open_to_read(url_of(read_only)) as readable:  # root may make what is missing
-        assert len(readable.labels.matching()) == 2
+        assert len(readable.labels.find()) == 2
     assert sqlite3.connect(read_only).execute("SELECT count(*) FROM labels").fetchone() == (2,)
 
 
@@ -270,4 +270,4 @@ def test_url_options_create_no_files(tmp_path, address):
     assert list(tmp_path.iterdir()) == []
     Store.open(f"sqlite:///{path}").close()
     with Store.open_to_read(address.format(path)) as store:
-        assert store.labels.matching() == []
+        assert store.labels.find() == []

@@ -116,7 +116,7 @@ def test_the_wait_is_bounded_and_its_length_reported(outage, notices):
         assert len(notices.lines) == 1
         bring_back()
         opened.measurements.record_many([measurement()])
-        assert len(opened.labels.matching()) == 1
+        assert len(opened.labels.find()) == 1
 
 
 def test_reading_does_not_wait_for_a_lock(tmp_path, monkeypatch):
@@ -129,7 +129,7 @@ def test_reading_does_not_wait_for_a_lock(tmp_path, monkeypatch):
         opened.close()  # its connections, so that the other gets the file for itself
         holder.execute("BEGIN EXCLUSIVE")
         with pytest.raises(StoreError, match="locked") as caught:
-            opened.labels.matching()
+            opened.labels.find()
         assert "in vain" not in str(caught.value)
         holder.close()
 
@@ -276,7 +276,7 @@ with Store.open(sys.argv[1], Patience(tell=told.append, sleep=more_space)) as st
     store.measurements.record_many([measurement(configuration(1))])
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 12, resource.RLIM_INFINITY))
     store.measurements.record_many([measurement(configuration(b)) for b in range(2, 200)])
-    print(len(store.labels.matching()), len(told), told[-1])
+    print(len(store.labels.find()), len(told), told[-1])
 """
 
 

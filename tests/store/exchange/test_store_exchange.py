@@ -179,7 +179,7 @@ def test_one_invalid_row_refuses_the_whole_file(store, tmp_path, refused, change
     path.write_text(path.read_text().replace('"LARGE"', "1e999"))
     with refused(f"^rows.jsonl, row 2: .*{message}"):
         import_file(store.measurements.record_many, path)
-    assert store.labels.matching() == []
+    assert store.labels.find() == []
 
 
 def test_a_byte_order_mark_is_skipped(store, tmp_path):
@@ -209,7 +209,7 @@ def test_invalid_files_are_refused_in_one_line(store, tmp_path, refused, name, c
         path.write_bytes(content)
     with refused(f"{name}.*{message}"):
         import_file(store.measurements.record_many, path)
-    assert store.labels.matching() == []
+    assert store.labels.find() == []
 
 
 def test_parquet_files_that_unpack_to_gigabytes_are_refused(store, tmp_path):

@@ -62,9 +62,9 @@ def test_filters_restrict_labels(filled_store):
         assert len(frame) == count, wanted
         assert {"architecture", "device", "step_time_ms", "memory_mib"} <= set(frame.columns)
         if "outcome" not in wanted:
-            assert len(filled_store.labels.matching(LabelFilter(**wanted))) == count, wanted
+            assert len(filled_store.labels.find(LabelFilter(**wanted))) == count, wanted
     with pytest.raises(InputError, match="labels have no outcome"):
-        filled_store.labels.matching(LabelFilter(outcome="oom"))
+        filled_store.labels.find(LabelFilter(outcome="oom"))
 
 
 def test_labels_are_filtered_by_campaign(filled_store):
@@ -190,7 +190,7 @@ def test_hostile_text_matches_and_changes_nothing(filled_store, database_url):
     names = ["architecture", "family", "device", "campaign"]
     query = filled_store.labels.query
     for name, hostile in itertools.product(names, HOSTILE):
-        assert filled_store.labels.matching(LabelFilter(**{name: hostile})) == [], hostile
+        assert filled_store.labels.find(LabelFilter(**{name: hostile})) == [], hostile
         with pytest.raises(InputError):
             query(LabelFilter(**{name: hostile}))
     for hostile in HOSTILE:

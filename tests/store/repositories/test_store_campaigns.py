@@ -143,7 +143,7 @@ def test_an_id_that_is_taken_is_not_given_again(store):
     first = store.campaigns.create("first", {}, 0)
     call = SimpleNamespace(id=first.id + "0123456789abcdef", at=utc_now())
     with store.database.writing(call) as session:
-        made = campaigns._created(session, "second", {}, 0)
+        made = campaigns._get_or_create(session, "second", {}, 0)
         assert (made.id, made.name) == ("01234567", "second")
     assert store.campaigns.get(first.id).name == "first"
 
@@ -178,7 +178,7 @@ def test_labels_of_an_earlier_campaign_are_adopted(store):
     first = campaign_with(store, [configuration(1), configuration(2)])
     measure_next(store, first)
     measure_next(store, first, "oom")
-    fingerprint = store.labels.matching()[0].fingerprint
+    fingerprint = store.labels.find()[0].fingerprint
     second = campaign_with(store, [configuration(2), configuration(1), configuration(4)])
     for _ in range(2):
         store.assignments.adopt_labels(second, DEVICE, fingerprint, "quick")
@@ -199,7 +199,7 @@ def test_labels_of_an_earlier_campaign_are_adopted(store):
 def test_labels_of_other_conditions_are_not_adopted(store, other):
     store.measurements.record_many([measurement(configuration(1), **other)])
     store.measurements.record_many([measurement(configuration(9))])
-    (usual,) = store.labels.matching(LabelFilter(batch_size=9))
+    (usual,) = store.labels.find(LabelFilter(batch_size=9))
     campaign_id = campaign_with(store, [configuration(1)])
     store.assignments.adopt_labels(campaign_id, DEVICE, usual.fingerprint, "quick")
     assert states(store, campaign_id) == [("open", 0, 0)]

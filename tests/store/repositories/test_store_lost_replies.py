@@ -52,7 +52,7 @@ def claimed(store, campaign_id):
 
 def adopted(store, campaign_id):
     measure_next(store, campaign_id)
-    fingerprint = store.labels.matching()[0].fingerprint
+    fingerprint = store.labels.find()[0].fingerprint
     second = campaign_with(store, [configuration(b) for b in (1, 2, 4)])
     return lambda: store.assignments.adopt_labels(second, DEVICE, fingerprint, "quick")
 

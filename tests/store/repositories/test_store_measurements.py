@@ -41,7 +41,7 @@ def test_a_successful_measurement_creates_a_label(store):
     assert (label.step_time_ms, label.memory_mib, label.power_w) == (12.5, 321.5, None)
     assert (label.role, label.provenance, label.protocol) == ("evaluate", "measured", "quick")
     assert label.configuration == given.configuration
-    assert store.labels.matching() == [dataclasses.replace(label, role=None)]
+    assert store.labels.find() == [dataclasses.replace(label, role=None)]
     assert store.campaigns.outcome_counts(campaign_id) == {DEVICE: {"ok": 1}}
 
 
@@ -67,7 +67,7 @@ def test_the_first_label_of_a_stack_and_protocol_is_kept(store):
         (50.0, {"environment": other_load}),
     ):
         store.measurements.record_many([measurement(step_ms=step_ms, **fields)])
-    assert [x.step_time_ms for x in store.labels.matching()] == [10.0, 30.0, 40.0]
+    assert [x.step_time_ms for x in store.labels.find()] == [10.0, 30.0, 40.0]
 
 
 @pytest.mark.parametrize("value", [0.0, -3.5, math.inf, math.nan])
@@ -76,7 +76,7 @@ def test_invalid_metrics_are_stored_as_missing_with_the_reason(store, value):
     (kept,) = store.measurements.each(ANY)
     assert kept.memory_mib is None
     assert kept.missing["memory_mib"] == f"measured as {value}, which is impossible"
-    (label,) = store.labels.matching()
+    (label,) = store.labels.find()
     assert (label.step_time_ms, label.memory_mib) == (12.5, None)
 
 
@@ -115,7 +115,7 @@ def test_out_of_memory_creates_a_label_with_the_capacity_as_bound(store):
 )
 def test_out_of_memory_without_capacity_creates_no_label(store, outcome, detail):
     store.measurements.record_many([measurement(outcome=outcome, memory_detail_mib=detail)])
-    assert store.labels.matching() == []
+    assert store.labels.find() == []
 
 
 def oom(provenance="measured"):
@@ -144,7 +144,7 @@ def test_labels_are_replaced_only_by_more_valuable_ones(store, first, then, repl
     first, then = (dataclasses.replace(m, attempt_key=k) for m, k in [(first, "a"), (then, "b")])
     for given in (first, then, then):
         store.measurements.record_many([given])
-    (label,) = store.labels.matching()
+    (label,) = store.labels.find()
     kept = then if replaced else first
     assert store.measurements.get(label.measurement_id) == kept
     assert (label.provenance, label.memory_mib) == (kept.provenance, kept.memory_mib)
@@ -164,7 +164,7 @@ def test_many_measurements_are_recorded_in_batches_and_once(store, database_url,
     assert store.measurements.record_many(iter(given)) == len(given)
     kept = {m.attempt_key: m for m in store.measurements.each(ANY)}
     assert [kept[m.attempt_key] for m in given] == given
-    assert len(store.labels.matching()) == 3
+    assert len(store.labels.find()) == 3
     before = contents(database_url)
     assert store.measurements.record_many(given) == 0
     assert contents(database_url) == before
@@ -176,9 +176,9 @@ def test_a_batch_with_an_invalid_measurement_is_rejected_whole(store, monkeypatc
     bad = measurement(configuration(9), step_ms=-1.0)
     with pytest.raises(StoreError, match="cannot be"):
         store.measurements.record_many([*good[:3], bad, good[3]])
-    assert [x.configuration.batch_size for x in store.labels.matching()] == [1, 2]
+    assert [x.configuration.batch_size for x in store.labels.find()] == [1, 2]
     assert store.measurements.record_many(good) == 2
-    assert [x.configuration.batch_size for x in store.labels.matching()] == [1, 2, 3, 4]
+    assert [x.configuration.batch_size for x in store.labels.find()] == [1, 2, 3, 4]
 
 
 def test_an_attempt_key_belongs_to_one_measurement(store):

@@ -91,7 +91,7 @@ def test_competing_processes_lose_and_duplicate_no_labels(store, database_url, s
         assert store.campaigns.outcome_counts(campaign_id) == {DEVICE: {"ok": assignments}}
         assert store.campaigns.label_counts(campaign_id) == {campaign_id: assignments}
         assert store.campaigns.events(campaign_id) == []
-    assert len(store.labels.matching()) == assignments
+    assert len(store.labels.find()) == assignments
     assert store.check() == []
 
 

@@ -42,7 +42,7 @@ def record(store, name, batch_size, outcome="ok", *, settings=(), **fields):
 
 def test_predictions_include_the_label_of_the_same_step(store):
     record(store, MODEL, 2, step_ms=7.0)
-    (label,) = store.labels.matching()
+    (label,) = store.labels.find()
     record(store, MODEL, 4, step_ms=9.0)
     record(store, MODEL, 2, step_ms=8.0, device="a100")
     record(store, MODEL, 2, step_ms=5.0, settings={"precision": "amp-fp16"})
@@ -106,7 +106,7 @@ def test_out_of_memory_labels_are_bounds(store):
 @pytest.mark.extension("onnx")
 def test_files_and_modules_match_by_their_graph(store, tmp_path):
     record(store, "twin", 2, step_ms=6.0)
-    (label,) = store.labels.matching()
+    (label,) = store.labels.find()
     export_onnx(MODEL, SIZE, tmp_path / "open.onnx")
     export_onnx(MODEL, SIZE, tmp_path / "fixed.onnx", batch_size=2)
     images = torch.empty(2, 3, SIZE, SIZE)

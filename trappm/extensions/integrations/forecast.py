@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FirstStep:
-    """The first step of a training run, right before it starts."""
+class TrainingContext:
+    """Model, inputs and settings of a training run, right before its first step."""
 
     model: nn.Module
     name: str | None
@@ -126,63 +126,65 @@ def duration(seconds: float) -> str:
 
 
 @independent_of_caller
-def forecast(first: FirstStep, device: str | None = None) -> Forecast:
+def forecast(context: TrainingContext, device: str | None = None) -> Forecast:
     """Predict a training run on a device (default: the device of the run).
 
     Raises:
         TrappmError: The GPU is unknown, or the step cannot be traced.
     """
-    name = device or first.device_name
-    autocast = first.precision in {Precision.AMP_FP16, Precision.AMP_BF16}
-    precision = first.precision if autocast else Precision.FP32
-    answer, missing = _prediction(first, name, precision)
+    name = device or context.device_name
+    autocast = context.precision in {Precision.AMP_FP16, Precision.AMP_BF16}
+    precision = context.precision if autocast else Precision.FP32
+    answer, missing = _prediction(context, name, precision)
     if is_cpu_device(name):
         # The limit is the host's, and a CPU step's memory is not predicted for other batch sizes.
         answer = replace(answer, capacity_mib=procfs.allowed_memory_mib(), largest_batch=None)
-    if missing is None and (first.processes > 1 or first.accumulation_steps > 1):
+    if missing is None and (context.processes > 1 or context.accumulation_steps > 1):
         missing = "only steps of one process without accumulation are predicted"
-    if missing is None and first.is_compiled and answer.execution == Execution.EAGER:
+    if missing is None and context.is_compiled and answer.execution == Execution.EAGER:
         missing = "the step is compiled, and this forecast is for eager mode"
     if missing is None and answer.step_time_ms is None:
         missing = answer.missing.get("step_time_ms", "it is not predicted")
-    return Forecast(replace(answer, precision=first.precision.value), first.epoch_batches, missing)
+    return Forecast(
+        replace(answer, precision=context.precision.value), context.epoch_batches, missing
+    )
 
 
 def _prediction(
-    first: FirstStep, device: str, precision: Precision
+    context: TrainingContext, device: str, precision: Precision
 ) -> tuple[Prediction, str | None]:
     """Return the prediction of the step, and the reason to ignore its time, if any."""
-    compiles = first.is_compiled and not is_cpu_device(device)
+    compiles = context.is_compiled and not is_cpu_device(device)
     execution = Execution.COMPILE if compiles else Execution.EAGER
-    size, is_text = first.first_tensor.shape[-1], size_kind(first.name) == "tokens"
-    module = _without_trainer(first.model)
-    example = dict(first.kwargs) if first.kwargs else first.args
+    size, is_text = context.first_tensor.shape[-1], size_kind(context.name) == "tokens"
+    module = _without_trainer(context.model)
+    example = dict(context.kwargs) if context.kwargs else context.args
     try:
-        if first.name is None:
+        if context.name is None:
             answer = predict(
                 module,
                 device=device,
                 example_input=example,
                 precision=precision,
-                optimizer=first.loop,
+                optimizer=context.loop,
                 execution=execution,
             )
             return answer, "the model has no timm or hf: name"
         answer = predict(
-            first.name,
+            context.name,
             device=device,
-            batch_size=first.first_tensor.shape[0],
+            batch_size=context.first_tensor.shape[0],
             input_size=None if is_text else size,
             sequence_length=size if is_text else None,
-            precision=first.precision,
-            optimizer=first.loop,
+            precision=context.precision,
+            optimizer=context.loop,
             execution=execution,
         )
         return answer, None
     except TrappmError as error:  # such as a CPU device without labels
-        question = Question(precision=precision, optimizer=first.loop)
+        question = Question(precision=precision, optimizer=context.loop)
         answer = simulated_answer(question, Module(module, example), device, one_line(error))
-        return replace(answer, model=first.name or answer.model), one_line(error)
+        return replace(answer, model=context.name or answer.model), one_line(error)
 
 
 def _without_trainer(model: nn.Module) -> nn.Module:

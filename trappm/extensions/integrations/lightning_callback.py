@@ -10,7 +10,7 @@ from typing import Any
 import lightning
 from lightning.pytorch.utilities.parsing import lightning_setattr
 
-from trappm.extensions.integrations.forecast import FirstStep, forecast
+from trappm.extensions.integrations.forecast import TrainingContext, forecast
 from trappm.extensions.integrations.training_watch import TrainingWatch, checked_name, say
 from trappm.profiler.errors import InputError, one_line
 from trappm.profiler.records import Precision
@@ -54,7 +54,9 @@ class TrappmCallback(lightning.Callback):
         batch_idx: int,
     ) -> None:
         if trainer.is_global_zero:
-            self._watch.look(lambda: _first_step(trainer, pl_module, batch, self._watch.model_name))
+            self._watch.look(
+                lambda: _training_context(trainer, pl_module, batch, self._watch.model_name)
+            )
             self._watch.begin()
 
     def on_train_batch_end(self, trainer: lightning.Trainer, *_: Any, **__: Any) -> None:
@@ -116,19 +118,19 @@ class LargestBatch(lightning.Callback):
             raise InputError("only the memory of one process is predicted")
         if not trainer.fit_loop._data_source.is_module():
             raise InputError("the data loaders that were given to fit() have a size already")
-        first = _first_step(trainer, module, example, self._model_name)
+        context = _training_context(trainer, module, example, self._model_name)
         if isinstance(example, tuple):  # Lightning passes all of them
-            first = replace(first, args=example)
-        answer = forecast(first, self._device).prediction
+            context = replace(context, args=example)
+        answer = forecast(context, self._device).prediction
         if not answer.largest_batch:
             reason = "not even 1 fits" if answer.largest_batch == 0 else "there is no prediction"
             raise InputError(f"{reason} on {answer.device_name}")
         return answer.largest_batch
 
 
-def _first_step(
+def _training_context(
     trainer: lightning.Trainer, module: lightning.LightningModule, batch: Any, name: str | None
-) -> FirstStep:
+) -> TrainingContext:
     if trainer.precision not in _PRECISIONS:
         raise InputError(
             f"unsupported precision {trainer.precision}; use one of: {', '.join(_PRECISIONS)}"
@@ -136,7 +138,7 @@ def _first_step(
     if len(trainer.optimizers) != 1:
         raise InputError(f"{len(trainer.optimizers)} optimizers; only one optimizer is supported")
     batches = trainer.num_training_batches
-    return FirstStep(
+    return TrainingContext(
         model=module,
         name=name,
         args=() if isinstance(batch, Mapping) else (_first_entry(batch),),

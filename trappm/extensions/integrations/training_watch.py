@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from trappm.extensions.integrations.forecast import FirstStep, duration, forecast
+from trappm.extensions.integrations.forecast import TrainingContext, duration, forecast
 from trappm.extensions.integrations.json_lines import JsonLines
 from trappm.profiler.devices.catalogue import read_name
 from trappm.profiler.errors import InputError, TrappmError, one_line
@@ -59,14 +59,14 @@ class RecordedSteps:
     def begin(self) -> None:
         self._begin = time.perf_counter()
 
-    def end(self, first: FirstStep, batches: int = 1) -> None:
+    def end(self, context: TrainingContext, batches: int = 1) -> None:
         """End a step of n batches, and wait for the GPU so that the whole step is timed."""
         if self._begin is None or len(self.samples_ms) == PROTOCOL.max_steps:
             return
-        if first.device.type == "cuda":
+        if context.device.type == "cuda":
             import torch
 
-            torch.cuda.synchronize(first.device)
+            torch.cuda.synchronize(context.device)
         self._count += 1
         if self._count > PROTOCOL.warmup_steps:
             self.samples_ms.append((time.perf_counter() - self._begin) * 1000 / batches)
@@ -76,29 +76,29 @@ class RecordedSteps:
     def are_enough(self) -> bool:
         return len(self.samples_ms) >= PROTOCOL.min_steps
 
-    def write(self, first: FirstStep, file: Path) -> Measurement:
+    def write(self, context: TrainingContext, file: Path) -> Measurement:
         """Append the record to a file.
 
         Raises:
             TrappmError: The record would not be usable, or the file cannot be written.
         """
-        record = self._record(first)
+        record = self._record(context)
         with JsonLines(file) as lines:
             lines.append(record)
         return record
 
-    def _record(self, first: FirstStep) -> Measurement:
+    def _record(self, context: TrainingContext) -> Measurement:
         if not self.are_enough:
             needed = PROTOCOL.warmup_steps + PROTOCOL.min_steps
             raise InputError(f"{self._count} steps were timed; a label needs {needed} or more")
-        if first.processes > 1 or first.accumulation_steps > 1:
+        if context.processes > 1 or context.accumulation_steps > 1:
             raise InputError("only steps of one process without accumulation are comparable")
-        device = first.device_name
+        device = context.device_name
         key = device if is_cpu_device(device) else read_name(device).key
         samples_ms = tuple(self.samples_ms)
         unknown = "memory and power were not measured during training"
         return Measurement(
-            configuration=configuration_of(first),
+            configuration=configuration_of(context),
             device=key,
             outcome=Outcome.OK,
             protocol=PROTOCOL,
@@ -108,10 +108,10 @@ class RecordedSteps:
             step_samples_ms=samples_ms,
             step=summarize(samples_ms),
             missing=dict.fromkeys(("memory_mib", "power_w", "energy_j"), unknown),
-            environment=self._environment(first, key, device),
+            environment=self._environment(context, key, device),
         )
 
-    def _environment(self, first: FirstStep, key: str, device: str) -> dict[str, Any]:
+    def _environment(self, context: TrainingContext, key: str, device: str) -> dict[str, Any]:
         facts = host_facts()
         del facts["measuring_version"]  # TraPPM did not measure these steps in isolation
         return {
@@ -120,34 +120,34 @@ class RecordedSteps:
             "device_name": facts["cpu_model"] if is_cpu_device(key) else device,
             "source": RECORDED,
             "recorded_by": self.framework,
-            "model_class": type(first.model).__name__,
-            "parameters": sum(p.numel() for p in first.model.parameters()),
+            "model_class": type(context.model).__name__,
+            "parameters": sum(p.numel() for p in context.model.parameters()),
         }
 
 
-def configuration_of(first: FirstStep) -> Configuration:
+def configuration_of(context: TrainingContext) -> Configuration:
     """Return the trained configuration; `input_size` is the last axis of the first tensor.
 
     Raises:
         InputError: The model has no name, or does not match its name.
     """
-    if first.name is None:
+    if context.name is None:
         raise InputError("the model has no name; give the callback a timm or hf: name")
-    tensor = first.first_tensor
+    tensor = context.first_tensor
     what = Configuration(
-        architecture=first.name,
+        architecture=context.name,
         batch_size=tensor.shape[0],
         input_size=tensor.shape[-1],
-        precision=first.precision,
-        optimizer=first.loop.optimizer,
-        execution=Execution.COMPILE if first.is_compiled else Execution.EAGER,
+        precision=context.precision,
+        optimizer=context.loop.optimizer,
+        execution=Execution.COMPILE if context.is_compiled else Execution.EAGER,
     )
     named = on_meta(what.architecture, what.input_size)
-    ours, theirs = _shapes(first.model), _shapes(named)
+    ours, theirs = _shapes(context.model), _shapes(named)
     unlike = max((ours - theirs).total(), (theirs - ours).total())
     if unlike > _OTHER_HEAD:
         raise InputError(
-            f"{unlike} parameters of {type(first.model).__name__} differ from {first.name}; "
+            f"{unlike} parameters of {type(context.model).__name__} differ from {context.name}; "
             "give the callback the name of the trained model"
         )
     return what
@@ -187,23 +187,23 @@ class TrainingWatch:
         self._file = None if record_to is None else Path(record_to)
         self._device = device
         self._steps = RecordedSteps(framework=framework)
-        self._first: FirstStep | None = None
+        self._context: TrainingContext | None = None
         self._has_looked = False
         self._time_is_due = False
 
-    def look(self, make: Callable[[], FirstStep]) -> None:
+    def look(self, make: Callable[[], TrainingContext]) -> None:
         """Print the forecast before the first step; later calls do nothing."""
         if self._has_looked:
             return
         self._has_looked = True
         try:
-            self._first = make()
+            self._context = make()
         except Exception as error:  # an unknown trainer may raise anything
             say(f"steps will be neither forecast nor timed: {one_line(error)}")
             return
         self._time_is_due = True
         try:
-            what = forecast(self._first, self._device)
+            what = forecast(self._context, self._device)
             self._time_is_due = what.time_missing is not None
             say(str(what))
         except Exception as error:  # an unknown module may raise anything
@@ -215,22 +215,22 @@ class TrainingWatch:
 
     def end(self, batches: int = 1) -> None:
         """End a step of n batches, and report its time if it is due."""
-        if self._first is None:
+        if self._context is None:
             return
-        self._steps.end(self._first, batches)
+        self._steps.end(self._context, batches)
         if self._time_is_due and self._steps.are_enough:
-            self._say_time(self._first)
+            self._say_time(self._context)
 
     def finish(self) -> None:
         """End the training run: report a step time that is still due, and write the record."""
-        if self._first is None:
+        if self._context is None:
             return
         if self._time_is_due and self._steps.samples_ms:
-            self._say_time(self._first)
+            self._say_time(self._context)
         if self._file is None:
             return
         try:
-            record = self._steps.write(self._first, self._file)
+            record = self._steps.write(self._context, self._file)
         except TrappmError as error:
             say(f"steps were not recorded: {error}")
         else:
@@ -239,12 +239,12 @@ class TrainingWatch:
                 f"import the label with: trappm labels import {self._file}"
             )
 
-    def _say_time(self, first: FirstStep) -> None:
+    def _say_time(self, context: TrainingContext) -> None:
         self._time_is_due = False
         steps_ms = self._steps.samples_ms
         text = f"a step takes {median(steps_ms):,.1f} ms"
-        if first.epoch_batches is not None:
-            text += f", an epoch about {duration(first.epoch_batches * median(steps_ms) / 1000)}"
+        if context.epoch_batches is not None:
+            text += f", an epoch about {duration(context.epoch_batches * median(steps_ms) / 1000)}"
         warmup = PROTOCOL.warmup_steps
         say(f"{text} (measured over {len(steps_ms)} steps after {warmup} warm-up steps)")
 

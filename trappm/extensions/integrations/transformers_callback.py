@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from trappm.extensions.integrations.forecast import FirstStep
+from trappm.extensions.integrations.forecast import TrainingContext
 from trappm.extensions.integrations.training_watch import TrainingWatch
 from trappm.profiler.records import Precision
 
@@ -53,7 +53,7 @@ class TrappmCallback(TrainerCallback):
             hook.remove()  # the first batch is enough
             given = {name: value for name, value in keywords.items() if name != _ABOUT_LOSS}
             self._watch.look(
-                lambda: _first_step(self._watch.model_name, args, inputs, given, **kwargs)
+                lambda: _training_context(self._watch.model_name, args, inputs, given, **kwargs)
             )
 
         hook = model.register_forward_pre_hook(before_forward, with_kwargs=True)
@@ -68,7 +68,7 @@ class TrappmCallback(TrainerCallback):
         self._watch.finish()
 
 
-def _first_step(
+def _training_context(
     name: str | None,
     args: TrainingArguments,
     inputs: tuple[Any, ...],
@@ -78,7 +78,7 @@ def _first_step(
     optimizer: Any,
     train_dataloader: Any,
     **_: Any,
-) -> FirstStep:
+) -> TrainingContext:
     precision = Precision.FP32
     if args.bf16 or args.fp16:
         precision = Precision.AMP_BF16 if args.bf16 else Precision.AMP_FP16
@@ -88,7 +88,7 @@ def _first_step(
         batches = len(train_dataloader)
     except TypeError:  # a data set without a length
         batches = None
-    return FirstStep(
+    return TrainingContext(
         model=model,
         name=name,
         args=inputs,

@@ -22,8 +22,8 @@ from trappm.extensions.onnx.folding import Array, fold, shape_value
 from trappm.extensions.onnx.opening import CheckedModel, Kind, Operation, value_of
 from trappm.extensions.onnx.operators import (
     FUNCTIONS,
-    Call,
     Dialect,
+    NodeCall,
     Value,
     check_shape,
     run_unknown,
@@ -175,7 +175,7 @@ class RebuiltModule(nn.Module):
         if operator not in FUNCTIONS:
             raise UnsupportedModelError(f"the operator {operator} cannot be rebuilt")
         opset = self._program.dialect.version("")
-        call = Call(operator, inputs, operation.attributes, len(names), opset, self.training)
+        call = NodeCall(operator, inputs, operation.attributes, len(names), opset, self.training)
         if operator == "BatchNormalization" and self.training:
             self.batches.add_(1)
         try:

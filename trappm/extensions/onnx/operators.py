@@ -81,7 +81,7 @@ def check_shape(name: str, shape: Sequence[int]) -> None:
 
 
 @dataclass(frozen=True)
-class Call:
+class NodeCall:
     """One operator with the values of its inputs."""
 
     operator: str
@@ -131,17 +131,17 @@ class Call:
         return int(self.attributes.get("axis", default))
 
 
-Function = Callable[[Call], Any]
+Function = Callable[[NodeCall], Any]
 
 
-def _reshape(call: Call) -> Tensor:
+def _reshape(call: NodeCall) -> Tensor:
     x, shape = call.tensor(), call.ints("shape", 1) or []
     if not call.attributes.get("allowzero"):
         shape = [x.shape[i] if size == 0 else size for i, size in enumerate(shape)]
     return x.reshape(shape)
 
 
-def _flatten(call: Call) -> Tensor:
+def _flatten(call: NodeCall) -> Tensor:
     x = call.tensor()
     axis = call.axis(1)
     axis += x.dim() if axis < 0 else 0
@@ -152,17 +152,17 @@ def _flatten(call: Call) -> Tensor:
     return x.reshape(math.prod(x.shape[:axis]), -1)
 
 
-def _transpose(call: Call) -> Tensor:
+def _transpose(call: NodeCall) -> Tensor:
     x = call.tensor()
     return x.permute(call.ints("perm") or list(reversed(range(x.dim()))))
 
 
-def _squeeze(call: Call) -> Tensor:
+def _squeeze(call: NodeCall) -> Tensor:
     x, axes = call.tensor(), call.ints("axes", 1)
     return x.squeeze() if axes is None else x.squeeze(axes)
 
 
-def _unsqueeze(call: Call) -> Tensor:
+def _unsqueeze(call: NodeCall) -> Tensor:
     x, axes = call.tensor(), call.ints("axes", 1) or []
     rank = x.dim() + len(axes)
     for axis in sorted(axis % rank for axis in axes):
@@ -170,7 +170,7 @@ def _unsqueeze(call: Call) -> Tensor:
     return x
 
 
-def _expand(call: Call) -> Tensor:
+def _expand(call: NodeCall) -> Tensor:
     x, shape = call.tensor(), call.ints("shape", 1) or []
     added = [1] * (len(shape) - x.dim())
     sizes = [*added, *x.shape]
@@ -178,7 +178,7 @@ def _expand(call: Call) -> Tensor:
     return x.expand([n if w == 1 else w for n, w in zip(sizes, wanted, strict=True)])
 
 
-def _slice(call: Call) -> Tensor:
+def _slice(call: NodeCall) -> Tensor:
     x = call.tensor()
     starts, ends = call.ints("starts", 1) or [], call.ints("ends", 2) or []
     axes = call.ints("axes", 3) or list(range(len(starts)))
@@ -198,7 +198,7 @@ def _slice(call: Call) -> Tensor:
     return x.flip(turned) if turned else x
 
 
-def _split(call: Call) -> Sequence[Tensor]:
+def _split(call: NodeCall) -> Sequence[Tensor]:
     x, axis = call.tensor(), call.axis(0)
     sizes = call.ints("split", 1)
     if sizes is None:
@@ -207,7 +207,7 @@ def _split(call: Call) -> Sequence[Tensor]:
     return torch.split(x, sizes, axis)
 
 
-def _pad(call: Call) -> Tensor:
+def _pad(call: NodeCall) -> Tensor:
     x, pads = call.tensor(), call.ints("pads", 1) or []
     rank = x.dim()
     axes = call.ints("axes", 3)
@@ -224,7 +224,7 @@ def _pad(call: Call) -> Tensor:
     return F.pad(x, flat[: 2 * (rank - 2)], mode=mode)
 
 
-def _resize(call: Call) -> Tensor:
+def _resize(call: NodeCall) -> Tensor:
     x = call.tensor()
     sizes, scales = call.known(3), call.known(2)
     if sizes is not None and sizes.size:
@@ -242,7 +242,7 @@ def _resize(call: Call) -> Tensor:
     return F.interpolate(x, target, mode=name, align_corners=align)
 
 
-def _gather(call: Call) -> Tensor:
+def _gather(call: NodeCall) -> Tensor:
     x, axis, index = call.tensor(), call.axis(0), call.value(1)
     if isinstance(index, np.ndarray) and index.ndim == 0:
         return x.select(axis, int(index))
@@ -250,14 +250,14 @@ def _gather(call: Call) -> Tensor:
     return x[(slice(None),) * (axis % x.dim()) + (table,)]
 
 
-def _gather_nd(call: Call) -> Tensor:
+def _gather_nd(call: NodeCall) -> Tensor:
     x, index = call.tensor(), call.tensor(1)
     if call.attributes.get("batch_dims"):
         raise UnsupportedModelError("a GatherND with batch axes")
     return x[_places(x, index)]
 
 
-def _scatter_nd(call: Call) -> Tensor:
+def _scatter_nd(call: NodeCall) -> Tensor:
     x, index, updates = (call.tensor(i) for i in range(3))
     return x.index_put(_places(x, index), updates)
 
@@ -269,7 +269,7 @@ def _places(x: Tensor, index: Tensor) -> tuple[Tensor, ...]:
     return tuple(index.unbind(-1))
 
 
-def _one_hot(call: Call) -> Sequence[Value]:
+def _one_hot(call: NodeCall) -> Sequence[Value]:
     """Return known values only: exporters write an index of PyTorch so."""
     places, depth, values = (call.known(i) for i in range(3))
     if places is None or depth is None or values is None or call.axis(-1) != -1:
@@ -280,7 +280,7 @@ def _one_hot(call: Call) -> Sequence[Value]:
     return [np.where(hot, values[1], values[0])]
 
 
-def _written_into(call: Call) -> Tensor:
+def _written_into(call: NodeCall) -> Tensor:
     """Assign to a slice; the position of the slice is irrelevant."""
     x, part = call.tensor(0).clone(), call.tensor(1)
     if x.dim() == part.dim():
@@ -292,19 +292,19 @@ def _written_into(call: Call) -> Tensor:
     return x
 
 
-def _cast(call: Call) -> Tensor:
+def _cast(call: NodeCall) -> Tensor:
     x = call.tensor()
     to = torch_type(int(call.attributes["to"])) if call.operator == "Cast" else call.tensor(1).dtype
     return x.to(to)
 
 
-def _filled(call: Call) -> Tensor:
+def _filled(call: NodeCall) -> Tensor:
     shape, value = call.ints("shape", 0) or [], call.attributes.get("value")
     kind = torch.float32 if value is None else torch_type(value.data_type)
     return torch.empty(shape, dtype=kind, device="meta")
 
 
-def _range(call: Call) -> Tensor:
+def _range(call: NodeCall) -> Tensor:
     start, stop, step = (call.known(i) for i in range(3))
     if start is None or stop is None or step is None:
         raise UnsupportedModelError("a Range without its bounds")
@@ -313,19 +313,19 @@ def _range(call: Call) -> Tensor:
     return torch.empty(count, dtype=kind, device="meta")
 
 
-def _top_k(call: Call) -> Sequence[Tensor]:
+def _top_k(call: NodeCall) -> Sequence[Tensor]:
     count = (call.ints("k", 1) or [1])[0]
     return torch.topk(call.tensor(), count, call.axis(-1))
 
 
-def _depth_to_space(call: Call) -> Tensor:
+def _depth_to_space(call: NodeCall) -> Tensor:
     x, block = call.tensor(), int(call.attributes["blocksize"])
     if call.operator == "SpaceToDepth":
         return F.pixel_unshuffle(x, block)
     return F.pixel_shuffle(x, block)
 
 
-def _grid_sample(call: Call) -> Tensor:
+def _grid_sample(call: NodeCall) -> Tensor:
     mode = str(call.attributes.get("mode", "bilinear"))
     mode = {"linear": "bilinear", "cubic": "bicubic"}.get(mode, mode)
     edges = str(call.attributes.get("padding_mode", "zeros"))
@@ -333,7 +333,7 @@ def _grid_sample(call: Call) -> Tensor:
     return F.grid_sample(call.tensor(0), call.tensor(1), mode, edges, align)
 
 
-def _trilu(call: Call) -> Tensor:
+def _trilu(call: NodeCall) -> Tensor:
     known = call.known(1)
     diagonal = 0 if known is None else int(known.item())
     function = torch.triu if call.attributes.get("upper", 1) else torch.tril
@@ -381,7 +381,7 @@ def _unary(function: Callable[[Tensor], Tensor]) -> Function:
 
 
 def _binary(function: Callable[[Any, Any], Tensor]) -> Function:
-    def run(call: Call) -> Tensor:
+    def run(call: NodeCall) -> Tensor:
         first, second = call.operand(0), call.operand(1)
         if not isinstance(first, Tensor) and not isinstance(second, Tensor):
             first = call.tensor(0)
@@ -397,7 +397,7 @@ def _activation(function: Callable[..., Tensor]) -> Function:
 def _chain(function: Callable[[Tensor, Tensor], Tensor]) -> Function:
     """Return a function that applies `function` to any number of inputs, pair by pair."""
 
-    def run(call: Call) -> Tensor:
+    def run(call: NodeCall) -> Tensor:
         result = call.tensor(0)
         for place in range(1, len(call.inputs)):
             result = function(result, call.tensor(place))
@@ -407,7 +407,7 @@ def _chain(function: Callable[[Tensor, Tensor], Tensor]) -> Function:
 
 
 def _reduction(function: Callable[[Tensor, list[int], bool], Tensor]) -> Function:
-    def run(call: Call) -> Tensor:
+    def run(call: NodeCall) -> Tensor:
         x = call.tensor()
         axes = call.ints("axes", 1)
         if not axes:
@@ -429,7 +429,7 @@ def _index_reduction(function: Callable[..., Tensor]) -> Function:
     )
 
 
-def _window(call: Call, x: Tensor, kernel: Sequence[int]) -> tuple[Tensor, list[int], Any, Any]:
+def _window(call: NodeCall, x: Tensor, kernel: Sequence[int]) -> tuple[Tensor, list[int], Any, Any]:
     """Return the input, padded if its padding is asymmetric; padding, strides, dilations."""
     rank = len(kernel)
     strides = call.ints("strides") or [1] * rank
@@ -450,7 +450,7 @@ def _window(call: Call, x: Tensor, kernel: Sequence[int]) -> tuple[Tensor, list[
     return x, pads[:rank], strides, dilations
 
 
-def _convolution(call: Call) -> Tensor:
+def _convolution(call: NodeCall) -> Tensor:
     weight = call.tensor(1)
     x, pads, strides, dilations = _window(call, call.tensor(), weight.shape[2:])
     groups = int(call.attributes.get("group", 1))
@@ -458,7 +458,7 @@ def _convolution(call: Call) -> Tensor:
     return function(x, weight, call.optional(2), strides, pads, dilations, groups)
 
 
-def _transposed_convolution(call: Call) -> Tensor:
+def _transposed_convolution(call: NodeCall) -> Tensor:
     weight = call.tensor(1)
     rank = weight.dim() - 2
     if "output_shape" in call.attributes or call.attributes.get("auto_pad", "NOTSET") != "NOTSET":
@@ -476,7 +476,7 @@ def _transposed_convolution(call: Call) -> Tensor:
     return result
 
 
-def _max_pool(call: Call) -> Tensor:
+def _max_pool(call: NodeCall) -> Tensor:
     kernel = call.ints("kernel_shape") or []
     x, pads, strides, dilations = _window(call, call.tensor(), kernel)
     function = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[len(kernel) - 1]
@@ -485,7 +485,7 @@ def _max_pool(call: Call) -> Tensor:
     return result
 
 
-def _average_pool(call: Call) -> Tensor:
+def _average_pool(call: NodeCall) -> Tensor:
     kernel = call.ints("kernel_shape") or []
     x, pads, strides, dilations = _window(call, call.tensor(), kernel)
     if set(dilations) != {1}:
@@ -497,7 +497,7 @@ def _average_pool(call: Call) -> Tensor:
     return result
 
 
-def _global_pool(call: Call) -> Tensor:
+def _global_pool(call: NodeCall) -> Tensor:
     x, largest = call.tensor(), call.operator == "GlobalMaxPool"
     if x.dim() == 4:
         return F.adaptive_max_pool2d(x, 1) if largest else F.adaptive_avg_pool2d(x, 1)
@@ -505,7 +505,7 @@ def _global_pool(call: Call) -> Tensor:
     return x.amax(axes, keepdim=True) if largest else x.mean(axes, keepdim=True)
 
 
-def _batch_norm(call: Call) -> Tensor:
+def _batch_norm(call: NodeCall) -> Tensor:
     x, weight, bias, mean, variance = (call.tensor(i) for i in range(5))
     # Standardised weights are written as a norm whose statistics are made of the weights.
     made = call.training and (mean.requires_grad or variance.requires_grad)
@@ -513,25 +513,25 @@ def _batch_norm(call: Call) -> Tensor:
     return F.batch_norm(x, running[0], running[1], weight, bias, call.training, eps=_epsilon(call))
 
 
-def _epsilon(call: Call) -> float:
+def _epsilon(call: NodeCall) -> float:
     return call.number("epsilon", 1e-5)
 
 
-def _layer_norm(call: Call) -> Tensor:
+def _layer_norm(call: NodeCall) -> Tensor:
     x = call.tensor()
     shape = x.shape[call.axis(-1) % x.dim() :]
     weight, bias = (None if t is None else t.reshape(shape) for t in map(call.optional, (1, 2)))
     return F.layer_norm(x, shape, weight, bias, _epsilon(call))
 
 
-def _rms_norm(call: Call) -> Tensor:
+def _rms_norm(call: NodeCall) -> Tensor:
     x = call.tensor()
     shape = x.shape[call.axis(-1) % x.dim() :]
     weight = call.optional(1)
     return F.rms_norm(x, shape, None if weight is None else weight.reshape(shape), _epsilon(call))
 
 
-def _group_norm(call: Call) -> Tensor:
+def _group_norm(call: NodeCall) -> Tensor:
     x, weight, bias = (call.tensor(i) for i in range(3))
     groups = int(call.attributes["num_groups"])
     if weight.numel() != x.shape[1]:  # opset 18: one weight a group
@@ -540,19 +540,19 @@ def _group_norm(call: Call) -> Tensor:
     return F.group_norm(x, groups, weight.reshape(-1), bias.reshape(-1), _epsilon(call))
 
 
-def _instance_norm(call: Call) -> Tensor:
+def _instance_norm(call: NodeCall) -> Tensor:
     x, weight, bias = (call.tensor(i) for i in range(3))
     return F.instance_norm(x, weight=weight, bias=bias, eps=_epsilon(call))
 
 
-def _addition(call: Call) -> Tensor:
+def _addition(call: NodeCall) -> Tensor:
     first, second = call.operand(0), call.operand(1)
     if call.attributes.get(IN_PLACE):
         return call.tensor(0).add_(second)
     return torch.add(first if isinstance(second, Tensor) else call.tensor(0), second)
 
 
-def _linear(call: Call) -> Tensor:
+def _linear(call: NodeCall) -> Tensor:
     """Return a product with weights, and a bias if the file adds one."""
     x, weight, bias = call.tensor(0), call.tensor(1), call.optional(2)
     if weight.dim() == 2 and (bias is None or bias.dim() == 1):
@@ -561,7 +561,7 @@ def _linear(call: Call) -> Tensor:
     return product if bias is None else product + bias
 
 
-def _gemm(call: Call) -> Tensor:
+def _gemm(call: NodeCall) -> Tensor:
     x, weight, bias = call.tensor(0), call.tensor(1), call.optional(2)
     if call.attributes.get("transA"):
         x = x.t()
@@ -576,7 +576,7 @@ def _gemm(call: Call) -> Tensor:
     return torch.addmm(bias, x, weight, alpha=alpha, beta=beta)
 
 
-def _attention(call: Call) -> Tensor:
+def _attention(call: NodeCall) -> Tensor:
     """Return the operator of opset 23, for queries, keys and values of four axes."""
     query, key, value = (call.tensor(i) for i in range(3))
     if query.dim() != 4 or call.outputs > 1 or call.has(4):
@@ -585,7 +585,7 @@ def _attention(call: Call) -> Tensor:
     return F.scaled_dot_product_attention(query, key, value, call.optional(3), is_causal=causal)
 
 
-def _scaled_attention(call: Call) -> Tensor:
+def _scaled_attention(call: NodeCall) -> Tensor:
     """Return attention of queries, transposed keys, values, and a mask."""
     query, keys, value = (call.tensor(i) for i in range(3))
     return F.scaled_dot_product_attention(
@@ -593,7 +593,7 @@ def _scaled_attention(call: Call) -> Tensor:
     )
 
 
-def _recurrent(call: Call) -> Sequence[Tensor]:
+def _recurrent(call: NodeCall) -> Sequence[Tensor]:
     """Return outputs (T, directions, B, width) and last states of an LSTM, GRU or RNN."""
     if not call.training:  # its graph has the file's own node
         raise UnsupportedModelError(f"the operator {call.operator} is not rebuilt in inference")
@@ -627,7 +627,7 @@ def _recurrent(call: Call) -> Sequence[Tensor]:
     return output, *last
 
 
-def _clip(call: Call) -> Tensor:
+def _clip(call: NodeCall) -> Tensor:
     x = call.tensor()
     low = call.attributes.get("min", call.operand(1) if call.has(1) else None)
     high = call.attributes.get("max", call.operand(2) if call.has(2) else None)
@@ -638,7 +638,7 @@ def _clip(call: Call) -> Tensor:
     return F.hardtanh(x, low, high, bool(call.attributes.get(IN_PLACE)))
 
 
-def _softmax(call: Call) -> Tensor:
+def _softmax(call: NodeCall) -> Tensor:
     x = call.tensor()
     function = torch.log_softmax if call.operator == "LogSoftmax" else torch.softmax
     axis = call.axis(-1 if call.opset >= 13 else 1) % x.dim()
@@ -647,12 +647,12 @@ def _softmax(call: Call) -> Tensor:
     return function(x, axis)
 
 
-def _l2_normalised(call: Call) -> Tensor:
+def _l2_normalised(call: NodeCall) -> Tensor:
     order = int(call.attributes.get("p", 2))
     return F.normalize(call.tensor(), p=order, dim=call.axis(-1))
 
 
-def _dropout(call: Call) -> Any:
+def _dropout(call: NodeCall) -> Any:
     ratio = call.known(1) if call.opset >= 12 else None
     share = call.number("ratio", 0.5) if ratio is None else float(ratio.item())
     x = F.dropout(call.tensor(), share, call.training and share > 0)

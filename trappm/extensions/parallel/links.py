@@ -73,7 +73,7 @@ class Link:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Node:
+class NodeLinks:
     """Connections of the GPUs of a node, to each other and to other nodes."""
 
     name: str
@@ -85,13 +85,13 @@ class Node:
     most_gpus: int = 16
     """Number of GPUs in the largest node with these cards."""
 
-    def with_network(self, gbit: float) -> Node:
+    def with_network(self, gbit: float) -> NodeLinks:
         """Return the node with a network of `gbit` Gbit/s."""
         if not 0 < gbit < float("inf"):
             raise InputError(f"network speed is {gbit} Gbit/s; it must be positive and finite")
         return replace(self, network=replace(self.network, gbs=gbit / BITS_PER_BYTE))
 
-    def slower(self, factor: float) -> Node:
+    def slower(self, factor: float) -> NodeLinks:
         """Return the node with all collective times multiplied by `factor`."""
 
         def slowed(link: Link) -> Link:
@@ -106,10 +106,10 @@ class Node:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class RankGroup:
     """Ranks that take part in a collective."""
 
-    node: Node
+    node: NodeLinks
     gpus: int
     """GPUs per node."""
     nodes: int = 1
@@ -176,7 +176,7 @@ def link(kind: LinkKind, gbs: float, **known: float) -> Link:
     return Link(**{"kind": kind, "gbs": gbs, **link_kinds()[kind], **known})  # type: ignore[arg-type]
 
 
-def node_of(device: str) -> Node:
+def node_of(device: str) -> NodeLinks:
     """Return the typical node of a device; PCIe and 100 Gbit/s if `nodes.csv` has no row for it.
 
     Raises:
@@ -185,7 +185,7 @@ def node_of(device: str) -> Node:
     if is_cpu_device(device):
         host = link(LinkKind.HOST, 10.0)
         network = link(LinkKind.TCP, 100 / BITS_PER_BYTE)
-        return Node(name="host", inner=host, network=network, gpus=2)
+        return NodeLinks(name="host", inner=host, network=network, gpus=2)
     card = card_of(device)
     if card is None:
         raise InputError(
@@ -197,7 +197,7 @@ def node_of(device: str) -> Node:
         if card.name.model == row["model"] and form.startswith(row["form"]):
             known = row["network_efficiency"]
             own = {"efficiency": float(known)} if known else {}
-            return Node(
+            return NodeLinks(
                 name=row["name"],
                 inner=link(LinkKind(row["inner"]), float(row["inner_gbs"])),
                 network=link(
@@ -208,7 +208,7 @@ def node_of(device: str) -> Node:
                 most_gpus=int(row["most_gpus"]),
             )
     newest = max(at for at in PCIE_GBS if at <= card.capability)
-    return Node(
+    return NodeLinks(
         name="PCIe, 100 Gbit/s",
         inner=link(LinkKind.PCIE, PCIE_GBS[newest]),
         network=link(LinkKind.TCP, 100 / BITS_PER_BYTE),

@@ -16,7 +16,7 @@ from typing import Self
 
 import numpy as np
 
-from trappm.extensions.parallel.links import Group, Node
+from trappm.extensions.parallel.links import NodeLinks, RankGroup
 from trappm.extensions.parallel.schedules import (
     SCATTER,
     Parallelism,
@@ -159,7 +159,7 @@ class DividedStep:
         return times_of(terms, Lookup(self.prior.constants), self.prior.spec)
 
 
-def schedule_divided(step: DividedStep, parallelism: Parallelism, node: Node) -> StepSchedule:
+def schedule_divided(step: DividedStep, parallelism: Parallelism, node: NodeLinks) -> StepSchedule:
     """Return the schedule of a step whose blocks are divided over ranks and stages.
 
     Raises:
@@ -173,18 +173,18 @@ def schedule_divided(step: DividedStep, parallelism: Parallelism, node: Node) ->
         )
     if stages > step.blocks:
         raise InputError(f"{step.blocks} layers cannot be divided into {stages} pipeline stages")
-    sum_ms = Group(node=node, gpus=tensor).all_reduce_ms(step.hidden_bytes)
+    sum_ms = RankGroup(node=node, gpus=tensor).all_reduce_ms(step.hidden_bytes)
     replicas, slots = parallelism.data_parallel, parallelism.gpus // tensor
     within = min(replicas, slots)
-    group = Group(node=node, gpus=within, nodes=-(-replicas // within), sharing=tensor)
+    group = RankGroup(node=node, gpus=within, nodes=-(-replicas // within), sharing=tensor)
     own_bytes = step.gradient_bytes / (tensor * stages)
     reduce_ms, shards = group.all_reduce_ms(own_bytes), tensor * stages
     if parallelism.sharded_optimizer:
         reduce_ms = group.reduce_scatter_ms(own_bytes) + group.all_gather_ms(own_bytes)
         shards *= replicas
-    pair = Group(node=node, gpus=2)
+    pair = RankGroup(node=node, gpus=2)
     if replicas >= slots:
-        pair = Group(node=node, gpus=1, nodes=2, sharing=parallelism.gpus)
+        pair = RankGroup(node=node, gpus=1, nodes=2, sharing=parallelism.gpus)
     # Ranks of a stage each send their share. A gather of two halves moves one of them.
     turns = parallelism.accumulation + stages - 2 if stages > 1 else 0
     messages_ms = 2 * turns * pair.all_gather_ms(2 * step.hidden_bytes / tensor)

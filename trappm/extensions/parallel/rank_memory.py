@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from trappm.extensions.parallel.schedules import Parallelism, Strategy
+from trappm.extensions.parallel.schedules import Parallelism, ShardingStrategy
 from trappm.extensions.parallel.step_work import blocks_of, gathered_blocks
 from trappm.profiler.memory.simulation import TrainingLoop
 from trappm.profiler.traced_step import Allocations, Event
@@ -87,7 +87,7 @@ class RankMemory:
 def rank_memory(needs: MemoryNeeds, parallelism: Parallelism) -> RankMemory:
     """Return the memory of the rank with the highest peak."""
     replicas, tensor = parallelism.data_parallel, parallelism.tensor_parallel
-    is_fsdp = parallelism.strategy is Strategy.FSDP and replicas > 1
+    is_fsdp = parallelism.strategy is ShardingStrategy.FSDP and replicas > 1
     stages = parallelism.pipeline
     shards = tensor * stages * (replicas if is_fsdp else 1)
     share = _of_first_stage(needs, stages) * stages / shards

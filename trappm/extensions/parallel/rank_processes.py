@@ -34,7 +34,7 @@ from trappm.profiler.measuring.attempt import explain
 from trappm.profiler.models.sources import source_of
 from trappm.profiler.records import WORKER, Configuration, Execution, Outcome, Phase, Protocol
 from trappm.profiler.steps.meter import Findings, MarkedStep, MemoryReading, StepMeter, Window
-from trappm.profiler.steps.sampling import Samples, StepRun
+from trappm.profiler.steps.sampling import StepRun, StepSamples
 from trappm.profiler.steps.step import make_step, run_protocol
 
 _ALONE_STEPS = 6
@@ -255,7 +255,7 @@ def follow(
                 window = device.close_window()
     assert memory is not None  # noqa: S101  (the protocol has both)
     assert window is not None  # noqa: S101
-    samples = Samples(tuple(samples_ms))
+    samples = StepSamples(tuple(samples_ms))
     run = StepRun(samples=samples, window=window, steps_in_window=steps, memory=memory)
     return RankRun(run=run, alone_ms=tuple(alone_ms))
 

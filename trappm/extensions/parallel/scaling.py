@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from trappm.extensions.parallel.schedules import Parallelism, Strategy, strategy_of
+from trappm.extensions.parallel.schedules import Parallelism, ShardingStrategy, strategy_of
 from trappm.extensions.parallel.shared_step import ParallelPrediction, SharedStep
 from trappm.prediction.fit import VERDICTS, Verdict
 from trappm.prediction.question import Question
@@ -64,7 +64,7 @@ def scaling(
     for name in strategies:
         if name != AUTO:
             strategy_of(name)
-    if sharded_optimizer and set(strategies) == {Strategy.FSDP}:
+    if sharded_optimizer and set(strategies) == {ShardingStrategy.FSDP}:
         raise InputError("fsdp shards the optimizer anyway; leave sharded-optimizer out")
     predictions, refusals = list[ParallelPrediction](), dict[str, None]()
     cards = _devices(devices, question.get("snapshot"))
@@ -78,7 +78,7 @@ def scaling(
                 refusals[str(error)] = None
                 continue
             per_node = gpus_per_node or step.node.gpus
-            for strategy in strategies or Strategy:
+            for strategy in strategies or ShardingStrategy:
                 for count in counts:
                     made, reasons = list[ParallelPrediction](), list[str]()
                     layouts = [{"strategy": strategy, "tensor": tensor, "pipeline": pipeline}]
@@ -86,7 +86,8 @@ def scaling(
                         try:
                             parallelism = replace(
                                 _spread(count, per_node, accumulation, **layout),
-                                sharded_optimizer=sharded_optimizer and strategy != Strategy.FSDP,
+                                sharded_optimizer=sharded_optimizer
+                                and strategy != ShardingStrategy.FSDP,
                             )
                             made.append(step.on(parallelism, network_gbit))
                         except InputError as error:
@@ -142,10 +143,12 @@ def _to_digits(value: float) -> float:
 
 def _layouts(count: int) -> Iterator[dict[str, Any]]:
     """Yield all strategies, and all divisions of the model over `count` GPUs."""
-    yield from ({"strategy": strategy} for strategy in (Strategy.DDP, Strategy.FSDP))
+    yield from (
+        {"strategy": strategy} for strategy in (ShardingStrategy.DDP, ShardingStrategy.FSDP)
+    )
     for tensor, pipeline in product([n for n in range(1, count + 1) if not count % n], repeat=2):
         if 1 < tensor * pipeline <= count:
-            yield {"strategy": Strategy.TP, "tensor": tensor, "pipeline": pipeline}
+            yield {"strategy": ShardingStrategy.TP, "tensor": tensor, "pipeline": pipeline}
 
 
 def _spread(
@@ -161,9 +164,9 @@ def _spread(
     nodes = -(-count // per_node)
     if nodes > 0 and count % nodes:
         raise InputError(f"{count} GPUs cannot be split evenly over {nodes} nodes; use a multiple")
-    divides = strategy == Strategy.TP
+    divides = strategy == ShardingStrategy.TP
     return Parallelism(
-        strategy=Strategy(strategy),
+        strategy=ShardingStrategy(strategy),
         gpus=count // nodes if nodes > 0 else count,
         nodes=max(nodes, 1),
         accumulation=accumulation,

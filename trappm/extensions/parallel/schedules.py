@@ -18,13 +18,13 @@ from statistics import NormalDist
 
 import numpy as np
 
-from trappm.extensions.parallel.links import Group, Node
+from trappm.extensions.parallel.links import NodeLinks, RankGroup
 from trappm.extensions.parallel.step_work import StepWork
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import member
 
 
-class Strategy(StrEnum):
+class ShardingStrategy(StrEnum):
     """Strategy that distributes parameters, gradients and optimizer states over ranks."""
 
     DDP = "ddp"
@@ -47,9 +47,9 @@ _ELSEWHERE = {
 """Remarks on strategies of other libraries."""
 
 
-def strategy_of(text: str) -> Strategy:
+def strategy_of(text: str) -> ShardingStrategy:
     """Return the strategy by its name; raises InputError for another one."""
-    return member("strategy", Strategy, text, _ELSEWHERE)
+    return member("strategy", ShardingStrategy, text, _ELSEWHERE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class Parallelism:
         InputError: A number is not a positive integer.
     """
 
-    strategy: Strategy = Strategy.DDP
+    strategy: ShardingStrategy = ShardingStrategy.DDP
     gpus: int = 1
     """GPUs per node."""
     nodes: int = 1
@@ -80,9 +80,9 @@ class Parallelism:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise InputError(f"{name} is {value!r}; it must be a positive integer")
-        if self.strategy is not Strategy.TP and (self.tensor or 1) * self.pipeline > 1:
+        if self.strategy is not ShardingStrategy.TP and (self.tensor or 1) * self.pipeline > 1:
             raise InputError(f"{self.strategy} has no tensor and pipeline; use strategy tp")
-        if self.sharded_optimizer and self.strategy is Strategy.FSDP:
+        if self.sharded_optimizer and self.strategy is ShardingStrategy.FSDP:
             raise InputError("fsdp shards the optimizer anyway; leave sharded_optimizer out")
         if self.gpus % self.tensor_parallel:
             raise InputError(
@@ -101,7 +101,7 @@ class Parallelism:
     @property
     def tensor_parallel(self) -> int:
         """Return the number of GPUs that split each product; 1 except for `tp`."""
-        return (self.tensor or self.gpus) if self.strategy is Strategy.TP else 1
+        return (self.tensor or self.gpus) if self.strategy is ShardingStrategy.TP else 1
 
     @property
     def data_parallel(self) -> int:
@@ -135,22 +135,22 @@ class StepSchedule:
         return max(self.step_ms - (self.compute_ms + self.waiting_ms), 0.0)
 
 
-def schedule(work: StepWork, parallelism: Parallelism, node: Node) -> StepSchedule:
+def schedule(work: StepWork, parallelism: Parallelism, node: NodeLinks) -> StepSchedule:
     """Return the schedule of a DDP or FSDP step with `accumulation` passes."""
     own = _of_a_rank(work, parallelism)
     passes = parallelism.accumulation
     compute_ms = passes * (own.forward_ms + own.backward_ms) + own.update_ms + own.fixed_ms
-    group = Group(node=node, gpus=parallelism.gpus, nodes=parallelism.nodes)
+    group = RankGroup(node=node, gpus=parallelism.gpus, nodes=parallelism.nodes)
     if parallelism.data_parallel == 1:
         synced = _Timeline(compute_ms, 0.0)
-    elif parallelism.strategy is Strategy.FSDP:
+    elif parallelism.strategy is ShardingStrategy.FSDP:
         synced = _fsdp(own, group, passes)
     else:
         synced = _ddp(own, group, parallelism)
     end_ms = synced.end_ms
     # Exposed communication hides differences between ranks. If the overhead of sharding was
     # measured (`contention`), it includes waiting.
-    known = parallelism.strategy is Strategy.FSDP and work.contention
+    known = parallelism.strategy is ShardingStrategy.FSDP and work.contention
     scatter = 0.0 if known else SCATTER / passes**0.5
     slowest_ms = scatter * expected_most(parallelism.data_parallel) * compute_ms
     waiting_ms = max(slowest_ms - (end_ms - compute_ms), 0.0)
@@ -196,7 +196,7 @@ def _of_a_rank(work: StepWork, parallelism: Parallelism) -> StepWork:
     saved_ms = work.update_ms * (1 - 1 / parallelism.data_parallel)
     if parallelism.sharded_optimizer:
         return replace(work, update_ms=work.update_ms - saved_ms)
-    if parallelism.strategy is not Strategy.FSDP or parallelism.data_parallel == 1:
+    if parallelism.strategy is not ShardingStrategy.FSDP or parallelism.data_parallel == 1:
         return work
     copies_ms = 0.0
     if not work.contention:  # else the measured overhead of sharding includes copies
@@ -207,7 +207,7 @@ def _of_a_rank(work: StepWork, parallelism: Parallelism) -> StepWork:
     return replace(work, update_ms=work.update_ms - saved_ms, fixed_ms=work.fixed_ms + copies_ms)
 
 
-def _ddp(work: StepWork, group: Group, parallelism: Parallelism) -> _Timeline:
+def _ddp(work: StepWork, group: RankGroup, parallelism: Parallelism) -> _Timeline:
     """Return the timeline of DDP, which sums buckets only in the last backward pass.
 
     With a sharded optimizer, ranks gather the parameters after its update.
@@ -227,7 +227,7 @@ def _ddp(work: StepWork, group: Group, parallelism: Parallelism) -> _Timeline:
     return _Timeline(max(end, start + work.backward_ms) + once_ms, total + gather_ms)
 
 
-def _fsdp(work: StepWork, group: Group, passes: int) -> _Timeline:
+def _fsdp(work: StepWork, group: RankGroup, passes: int) -> _Timeline:
     """Return the timeline of FSDP, which gathers a block while the previous one is computed."""
     blocks = work.blocks_bytes or (work.gradient_bytes,)
     shares = _block_shares(work, blocks)

@@ -13,8 +13,8 @@ from math import exp, hypot, log
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
-from trappm.extensions.parallel.links import Group, Node, node_of
-from trappm.extensions.parallel.schedules import Parallelism, Strategy, strategy_of
+from trappm.extensions.parallel.links import NodeLinks, RankGroup, node_of
+from trappm.extensions.parallel.schedules import Parallelism, ShardingStrategy, strategy_of
 from trappm.prediction.cost import prices_of
 from trappm.prediction.fit import MemoryAnswer, Verdict, room_text
 from trappm.prediction.question import Question
@@ -152,7 +152,7 @@ def predict_parallel(
     device: str | None = None,
     gpus: int = 1,
     nodes: int = 1,
-    strategy: str = Strategy.DDP,
+    strategy: str = ShardingStrategy.DDP,
     accumulation: int = 1,
     tensor: int | None = None,
     pipeline: int = 1,
@@ -219,7 +219,7 @@ class SharedStep:
     work: StepWork
     """Work of the step, scaled to the predicted time."""
     needs: MemoryNeeds
-    node: Node
+    node: NodeLinks
     divided: DividedStep | None = None
     """Step whose blocks can be divided; None if the model has no identical blocks."""
     mixed: MemoryNeeds | None = None
@@ -350,11 +350,11 @@ class SharedStep:
 
     def _is_mixed(self, parallelism: Parallelism) -> bool:
         """Return whether ranks keep 16-bit parameters with main copies in fp32."""
-        replicated = parallelism.ranks > 1 and parallelism.strategy is not Strategy.FSDP
+        replicated = parallelism.ranks > 1 and parallelism.strategy is not ShardingStrategy.FSDP
         return replicated and (parallelism.sharded_optimizer or _is_megatron(self.single.model))
 
     def _scheduled(
-        self, parallelism: Parallelism, node: Node, step_ms: float | None = None
+        self, parallelism: Parallelism, node: NodeLinks, step_ms: float | None = None
     ) -> StepSchedule:
         """Return the schedule, optionally if one GPU took `step_ms`."""
         from trappm.extensions.parallel.model_parallel import schedule_divided
@@ -362,8 +362,8 @@ class SharedStep:
 
         factor = 1.0 if step_ms is None else step_ms / self.work.step_ms
         is_megatron = _is_megatron(self.single.model)
-        is_ddp = parallelism.strategy is Strategy.DDP and parallelism.ranks > 1
-        if parallelism.strategy is not Strategy.TP and not (is_megatron and is_ddp):
+        is_ddp = parallelism.strategy is ShardingStrategy.DDP and parallelism.ranks > 1
+        if parallelism.strategy is not ShardingStrategy.TP and not (is_megatron and is_ddp):
             return schedule(self.work.lasting(factor * self.work.step_ms), parallelism, node)
         if self.divided is None:
             raise InputError(
@@ -374,10 +374,10 @@ class SharedStep:
         return replace(step, step_ms=factor * step.step_ms)
 
     def _interval(
-        self, parallelism: Parallelism, node: Node, step_ms: float
+        self, parallelism: Parallelism, node: NodeLinks, step_ms: float
     ) -> tuple[float, float]:
         """Return the 90 % interval, with independent errors of one GPU and of collectives."""
-        spread = Group(node=node, gpus=parallelism.gpus, nodes=parallelism.nodes).spread
+        spread = RankGroup(node=node, gpus=parallelism.gpus, nodes=parallelism.nodes).spread
         bounds = self.single.intervals["step_time_ms"]
         widths = []
         for bound_ms, sign in zip(bounds, (-1, 1), strict=True):
@@ -453,7 +453,7 @@ def _work(
     return even_work(1.0, gradient_bytes), None
 
 
-def _links(node: Node, parallelism: Parallelism) -> str:
+def _links(node: NodeLinks, parallelism: Parallelism) -> str:
     text = f"{node.name}: {node.inner.kind} with {node.inner.gbs:g} GB/s per GPU"
     if parallelism.nodes > 1:
         text += f", {node.network.gbs * 8:g} Gbit/s ({node.network.kind}) per node"

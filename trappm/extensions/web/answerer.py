@@ -20,10 +20,10 @@ from trappm.extensions.web.gate import ServingSettings
 from trappm.extensions.web.loaded_snapshots import LoadedSnapshots
 from trappm.extensions.web.metrics import Metrics
 from trappm.extensions.web.schemas import RooflineQuestion, ScalingQuestion, Settings
-from trappm.extensions.web.uploads import Model, ModelTracer, Shared
+from trappm.extensions.web.uploads import ModelTracer, RequestedModel, SingleFlight
 from trappm.prediction.answer import answers
 from trappm.prediction.cost import prices_version
-from trappm.prediction.models import ModelKey, UntracedError, known_subject
+from trappm.prediction.models import ModelKey, UntracedError, load_subject
 from trappm.prediction.prediction import breakdown_dict
 from trappm.prediction.question import Question
 from trappm.prediction.selection import Selection
@@ -63,14 +63,14 @@ class Answerer:
         self.snapshots = LoadedSnapshots(settings.snapshot, metrics)
         self.metrics = metrics
         self._known: OrderedDict[tuple[object, ...], Answer] = OrderedDict()
-        self._under_way: Shared[list[Answer]] = Shared()
+        self._in_flight: SingleFlight[list[Answer]] = SingleFlight()
         self._steps: OrderedDict[tuple[object, ...], Trace] = OrderedDict()
-        self._steps_under_way: Shared[Trace] = Shared()
+        self._steps_in_flight: SingleFlight[Trace] = SingleFlight()
         self._heads_thread = ThreadPoolExecutor(1, thread_name_prefix="trappm-answers")
         self._kernels_thread = ThreadPoolExecutor(1, thread_name_prefix="trappm-kernels")
         self._tracer = ModelTracer(settings)
 
-    async def predict(self, settings: Settings, models: Sequence[Model]) -> list[Answer]:
+    async def predict(self, settings: Settings, models: Sequence[RequestedModel]) -> list[Answer]:
         """Return the answers for each model and, within it, for each device.
 
         Raises:
@@ -100,7 +100,7 @@ class Answerer:
         unable = Selection(Question(**settings.for_question()), snapshots).unable_devices()
         return [{"device": key, "reason": reason} for key, reason in unable.items()]
 
-    async def rooflines(self, request: RooflineQuestion, model: Model) -> bytes:
+    async def rooflines(self, request: RooflineQuestion, model: RequestedModel) -> bytes:
         """Return the JSON of `trappm roofline --json`: a list with one entry per device.
 
         Raises:
@@ -118,7 +118,7 @@ class Answerer:
         devices = known_devices_of(selection, request.devices)
 
         def work() -> bytes:
-            steps = roofed_steps(selection, known_subject(model.key), devices)
+            steps = roofed_steps(selection, load_subject(model.key), devices)
             return json.dumps(rooflines_json(steps), default=str).encode()
 
         settings = [step_settings(selection, devices)]
@@ -126,7 +126,7 @@ class Answerer:
             self._kernels_thread, model, settings, selection.question.phase, work
         )
 
-    async def scalings(self, request: ScalingQuestion, model: Model) -> bytes:
+    async def scalings(self, request: ScalingQuestion, model: RequestedModel) -> bytes:
         """Return the JSON of `trappm scale --json`.
 
         Raises:
@@ -140,7 +140,7 @@ class Answerer:
 
         def work() -> bytes:
             predictions, refusals = scaling(
-                [known_subject(model.key)],
+                [load_subject(model.key)],
                 devices,
                 request.gpus,
                 request.strategies,
@@ -161,7 +161,11 @@ class Answerer:
         self._tracer.close()
 
     async def _answers(
-        self, about: tuple[object, ...], selection: Selection, model: Model, devices: Sequence[str]
+        self,
+        about: tuple[object, ...],
+        selection: Selection,
+        model: RequestedModel,
+        devices: Sequence[str],
     ) -> list[Answer]:
         """Return the answers for one model; identical requests share one computation."""
         key = (*about, model.name, model.key)
@@ -180,7 +184,7 @@ class Answerer:
                     self._heads_thread, model, settings, selection.question.phase, work
                 )
 
-            made = await self._under_way.wait((*key, *some), predicted)
+            made = await self._in_flight.wait((*key, *some), predicted)
             by_device |= zip(some, made, strict=True)
         for device, answer in by_device.items():
             assert answer is not None  # noqa: S101  (all have one by now)
@@ -190,7 +194,7 @@ class Answerer:
             self._known.popitem(last=False)
         return [answer for device in devices if (answer := by_device[device])]
 
-    async def _with_breakdown(self, answer: Answer, model: Model, depth: int) -> Answer:
+    async def _with_breakdown(self, answer: Answer, model: RequestedModel, depth: int) -> Answer:
         """Return an answer with its memory breakdown; trace the step unless it is cached."""
         prediction = answer.prediction
         if prediction.memory_mib is None:
@@ -205,7 +209,7 @@ class Answerer:
         if key in self._steps:
             self.metrics.known.inc()
         else:
-            self._steps[key] = await self._steps_under_way.wait(key, trace)
+            self._steps[key] = await self._steps_in_flight.wait(key, trace)
         step = self._steps[key]
         while len(self._steps) > MAX_STEPS:
             self._steps.popitem(last=False)
@@ -220,7 +224,7 @@ class Answerer:
     async def _traced(
         self,
         thread: ThreadPoolExecutor,
-        model: Model,
+        model: RequestedModel,
         settings: Sequence[StepSettings],
         phase: Phase,
         work: Callable[[], Result],
@@ -241,7 +245,7 @@ class Answerer:
             ) from None
 
 
-def named_model(name: str, input_size: int | None) -> Model:
+def named_model(name: str, input_size: int | None) -> RequestedModel:
     """Return the model with a timm name.
 
     Raises:
@@ -252,11 +256,11 @@ def named_model(name: str, input_size: int | None) -> Model:
             f"{name!r} is not a timm name, and this server reads no files by path; upload the file "
             "as the field 'file' of a form (multipart/form-data)"
         )
-    return Model(name=name, key=ModelKey(name, input_size), input_size=input_size)
+    return RequestedModel(name=name, key=ModelKey(name, input_size), input_size=input_size)
 
 
-def _predicted(selection: Selection, model: Model, devices: Sequence[str]) -> list[Answer]:
-    subject = known_subject(model.key)
+def _predicted(selection: Selection, model: RequestedModel, devices: Sequence[str]) -> list[Answer]:
+    subject = load_subject(model.key)
     results = []
     for prediction in answers([(selection, subject, device) for device in devices]):
         named = prediction if model.path is None else replace(prediction, model=model.name)

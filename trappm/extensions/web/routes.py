@@ -18,7 +18,7 @@ from trappm.extensions.web.schemas import (
     ScalingQuestion,
     Settings,
 )
-from trappm.extensions.web.uploads import Model, Upload
+from trappm.extensions.web.uploads import RequestedModel, Upload
 from trappm.prediction.comparison import comparable, verdicts
 from trappm.prediction.selection import DEFAULT_DEVICE, catalogue_keys
 from trappm.profiler.errors import InputError
@@ -34,7 +34,7 @@ _DEFAULTS = Settings.model_validate({})
 class Inquiry:
     """Questions of one request, each with its models."""
 
-    questions: list[tuple[Settings, list[Model]]]
+    questions: list[tuple[Settings, list[RequestedModel]]]
     is_list: bool
     """True if the request and the response are lists."""
 

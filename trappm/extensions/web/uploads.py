@@ -32,7 +32,7 @@ from trappm.prediction.models import (
     TracingTimeoutError,
     file_key,
     file_tracer,
-    traced,
+    trace_and_cache,
 )
 from trappm.profiler.errors import ModelFileError
 from trappm.profiler.host.forks import ForkServerError
@@ -47,7 +47,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
-class Model:
+class RequestedModel:
     """A named or uploaded model of a question."""
 
     name: str
@@ -88,14 +88,14 @@ class Upload:
             raise ModelFileError("the uploaded file is empty; send an ONNX file")
         self.digest = digest.hexdigest()
 
-    def model(self, name: str | None, input_size: int | None) -> Model:
+    def model(self, name: str | None, input_size: int | None) -> RequestedModel:
         """Return the model, named after the caller's file without folders and unsafe characters."""
         last = re.split(r"[/\\]", name or "")[-1]
         shown = re.sub(r"[^\w .+@()-]", "_", last)[:_MAX_NAME] or "model.onnx"
-        return Model(shown, file_key(self.digest, input_size), input_size, upload=self)
+        return RequestedModel(shown, file_key(self.digest, input_size), input_size, upload=self)
 
 
-class Shared(Generic[Result]):
+class SingleFlight(Generic[Result]):
     """Computations in progress by key, shared by identical requests."""
 
     def __init__(self) -> None:
@@ -129,9 +129,11 @@ class ModelTracer:
             memory_mib=settings.trace_memory_mib,
             advice=_ADVICE,
         )
-        self._at_work: Shared[None] = Shared()
+        self._in_flight: SingleFlight[None] = SingleFlight()
 
-    async def trace(self, model: Model, settings: Sequence[StepSettings], phase: Phase) -> None:
+    async def trace(
+        self, model: RequestedModel, settings: Sequence[StepSettings], phase: Phase
+    ) -> None:
         """Trace a model's steps in these settings; identical requests share one trace.
 
         Raises:
@@ -141,12 +143,14 @@ class ModelTracer:
         rows = tuple(settings)
 
         def work(until_s: float) -> None:
-            traced(model.key, self._outside(model, until_s), rows, phase)
+            trace_and_cache(model.key, self._outside(model, until_s), rows, phase)
 
-        await self._at_work.wait((model.key, rows, phase), lambda: self._queued(model.name, work))
+        await self._in_flight.wait(
+            (model.key, rows, phase), lambda: self._run_in_thread(model.name, work)
+        )
 
     async def trace_with_origins(
-        self, model: Model, settings: StepSettings, phase: Phase, batch_size: int
+        self, model: RequestedModel, settings: StepSettings, phase: Phase, batch_size: int
     ) -> Trace:
         """Trace one step with the origins of its tensors; raises as `trace`."""
 
@@ -154,9 +158,9 @@ class ModelTracer:
             how = TraceSettings.of(settings)
             return self._outside(model, until_s).trace(how, phase, batch_size, True)
 
-        return await self._queued(model.name, work)
+        return await self._run_in_thread(model.name, work)
 
-    def _outside(self, model: Model, until_s: float) -> OutsideTracer:
+    def _outside(self, model: RequestedModel, until_s: float) -> OutsideTracer:
         inner = (
             NameTracer(model.name, model.input_size)
             if model.path is None
@@ -169,17 +173,17 @@ class ModelTracer:
         with contextlib.suppress(OSError):  # the thread may have noticed the end first
             self._process.stop()
 
-    async def _queued(self, name: str, work: Callable[[float], Result]) -> Result:
+    async def _run_in_thread(self, name: str, work: Callable[[float], Result]) -> Result:
         if self._waiting > self._max_waiting:  # one of them is being traced
             raise ServingError(503, f"{self._waiting} models wait for a trace; retry in a minute")
         self._waiting += 1
         try:
             loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._thread, self._worked, name, work)
+            return await loop.run_in_executor(self._thread, self._run_job, name, work)
         finally:
             self._waiting -= 1
 
-    def _worked(self, name: str, work: Callable[[float], Result]) -> Result:
+    def _run_job(self, name: str, work: Callable[[float], Result]) -> Result:
         try:
             self._process.start()  # before the clock starts, to exclude the start of the process
             return work(time.monotonic() + self._timeout_s)
