@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
+sys.path[:0] = [str(Path(__file__).parents[n]) for n in (2, 1, 0)]
 
 from fakes import FakeLearner, FakeProfiler, FakeWorkers, Inline, owned  # noqa: E402
 
