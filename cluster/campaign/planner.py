@@ -17,7 +17,7 @@ from trappm.learner.stats.errors import split_architectures
 from trappm.learner.stats.folds import content_groups
 from trappm.profiler.devices.catalogue import (
     card_name,
-    expected_memory_mib,
+    device_capacity_mib,
     possible_runs,
     rank_key,
 )
@@ -328,7 +328,7 @@ class Planner:
 
     def _capacity_mib(self, device: str) -> float | None:
         measured = self._store.measurements.device_memory_mib(device)
-        return measured or expected_memory_mib(device)
+        return measured or device_capacity_mib(device)
 
     def card(self, device: str) -> str:
         """Return the name of the card behind a device's key."""

@@ -428,7 +428,7 @@ def possible_runs(device: str) -> frozenset[tuple[Precision, Execution]]:
     return frozenset(run for run in every if card is None or card.can_run(*run))
 
 
-def memory_mib(device: str) -> float | None:
+def card_capacity_mib(device: str) -> float | None:
     """Return the memory of a GPU or of its part; None for other devices.
 
     It is the observed memory of a process, or else that of the data sheet.
@@ -439,12 +439,12 @@ def memory_mib(device: str) -> float | None:
     return card.memory_mib or 1024.0 * card.memory_gb
 
 
-def expected_memory_mib(device: str) -> float | None:
+def device_capacity_mib(device: str) -> float | None:
     """Return the memory of a GPU, or for CPU cores that of this machine's processes."""
     key = rank_key(device)
     if is_cpu_device(device):
         return procfs.allowed_memory_mib() / key.ranks
-    return memory_mib(key.member)
+    return card_capacity_mib(key.member)
 
 
 WIDE_TFLOPS = 0.3

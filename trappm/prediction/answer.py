@@ -37,9 +37,9 @@ from trappm.prediction.selection import device_title
 from trappm.profiler.devices.catalogue import (
     CPU,
     USABLE_SHARE,
+    card_capacity_mib,
     card_of,
     known_spec,
-    memory_mib,
     process_memory_mib,
     rank_key,
 )
@@ -126,7 +126,7 @@ def answers(asks: Sequence[tuple[Selection, Subject, str]]) -> list[Prediction]:
     for group in together.values():
         first, workloads = group[0][1], [inquiry.workload for _, inquiry in group]
         output = first.predict(workloads)
-        capacity = memory_mib(first.card)
+        capacity = card_capacity_mib(first.card)
         risks = None
         if capacity is not None and "memory_mib" in output.metrics:
             risks = first.out_of_memory(workloads, output, capacity)
@@ -175,7 +175,7 @@ def simulated_answer(question: Question, subject: Subject, device: str, why: str
     def memory(size: int) -> MemoryInterval:
         return simulated_interval(simulated(size).reserved_with_workspace_mib + process_mib)
 
-    interval, capacity = memory(batch_size), memory_mib(device)
+    interval, capacity = memory(batch_size), card_capacity_mib(device)
     missing = {name: why for name in (*METRIC_NAMES, "out_of_memory") if name != "memory_mib"}
     largest = None
     if capacity is None:

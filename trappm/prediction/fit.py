@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trappm.prediction.selection import refuse_unnamed, unknown_device
-from trappm.profiler.devices.catalogue import USABLE_SHARE, memory_mib, process_memory_mib
+from trappm.profiler.devices.catalogue import USABLE_SHARE, card_capacity_mib, process_memory_mib
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Phase, is_cpu_device
 
@@ -210,7 +210,7 @@ def limit_of_step_mib(device: str, phase: Phase, log_error: float | None = None)
         phase: Phase of the step.
         log_error: As for `simulated_interval`.
     """
-    capacity_mib = None if is_cpu_device(device) else memory_mib(device)
+    capacity_mib = None if is_cpu_device(device) else card_capacity_mib(device)
     if capacity_mib is None:
         return None
     most_mib = USABLE_SHARE * capacity_mib / simulated_interval(1.0, log_error).high_mib
@@ -236,7 +236,7 @@ def capacity_of(device: str) -> float:
             f"the memory of {device} depends on its host, so what fits is unknown; name a GPU, "
             "such as a100"
         )
-    capacity = memory_mib(device)
+    capacity = card_capacity_mib(device)
     if capacity is None:
         raise InputError(unknown_device(device))
     return capacity

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from trappm.learner.snapshots.manifest import MANIFEST, OTHERS, read_manifest
 from trappm.profiler.devices.catalogue import (
+    card_capacity_mib,
     card_keys,
     card_of,
     cards,
-    memory_mib,
     rank_key,
     read_name,
 )
@@ -321,7 +321,7 @@ def _evidence(snapshots: Sequence[Snapshot], key: str) -> DeviceEvidence:
             continue
         bases = snapshot.bases(key, phase)
         by_phase[phase.value] = {metric: bases.get(metric, OWN) for metric in metrics}
-    capacity_mib = memory_mib(snapshots[-1].card(key))
+    capacity_mib = card_capacity_mib(snapshots[-1].card(key))
     return DeviceEvidence(key, capacity_mib and capacity_mib / 1024, by_phase)
 
 

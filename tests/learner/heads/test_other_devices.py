@@ -9,7 +9,7 @@ from research.priors.other_devices import pooled_errors
 from trappm.learner.heads.physics_heads import Basis, Heads, OtherDevices, known_of_others
 from trappm.learner.interface import TrainedHeads, Workload
 from trappm.prediction.fit import MemoryInterval, Verdict
-from trappm.profiler.devices.catalogue import memory_mib
+from trappm.profiler.devices.catalogue import card_capacity_mib
 from trappm.profiler.memory.simulation import memory_of
 from trappm.profiler.records import Optimizer, Phase, Precision, StepSettings
 from trappm.profiler.trace import trace
@@ -143,7 +143,7 @@ def test_batch_sizes_of_published_v100_runs_fit(others, precision, batch_size):
     step = trace("resnet50", 224, TraceSettings.of(settings))
     workload = Workload.of(step, settings, batch_size=batch_size, with_kernels=False)
     heads = others.heads("v100-16gb", Phase.TRAIN).heads
-    capacity_mib = memory_mib("v100-16gb")
+    capacity_mib = card_capacity_mib("v100-16gb")
     assert heads.out_of_memory([workload], capacity_mib)[0] < 0.1
     predicted = heads.heads["memory_mib"].predict([workload])
     assert predicted.high[0] < capacity_mib

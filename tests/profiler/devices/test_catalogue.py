@@ -6,11 +6,11 @@ from nvml_stub import GIB, Board, install
 from trappm.profiler.devices import open_device
 from trappm.profiler.devices.catalogue import (
     RankKey,
+    card_capacity_mib,
     card_name,
     card_of,
     cards,
-    expected_memory_mib,
-    memory_mib,
+    device_capacity_mib,
     most_similar,
     possible_runs,
     rank_key,
@@ -175,9 +175,9 @@ def test_devices_open_by_any_of_their_names(key, uuid, monkeypatch):
     ],
 )
 def test_memory_of_a_device_is_known_by_its_name(device, mib):
-    assert memory_mib(device) == mib
-    assert expected_memory_mib(device) == (mib or procfs.allowed_memory_mib())
-    assert expected_memory_mib("gaudi2") is expected_memory_mib("replay:labels.jsonl") is None
+    assert card_capacity_mib(device) == mib
+    assert device_capacity_mib(device) == (mib or procfs.allowed_memory_mib())
+    assert device_capacity_mib("gaudi2") is device_capacity_mib("replay:labels.jsonl") is None
 
 
 def test_ray_labels_of_a_gpu_are_its_names():
