@@ -20,8 +20,8 @@ from trappm.profiler.errors import InputError, SnapshotError
 
 if TYPE_CHECKING:
     from trappm.learner.snapshots.manifest import Manifest
+    from trappm.learner.snapshots.promotion import Promotion
     from trappm.learner.snapshots.registry import Registry
-    from trappm.learner.snapshots.regressions import Promotion
 
 Listing = list
 """The built-in list, which `list` hides in this module."""
@@ -114,7 +114,7 @@ def push(
         InputError: The alias is that of the shipped snapshot.
         SnapshotError: There is no such snapshot, or the registry cannot be written.
     """
-    from trappm.learner.snapshots.regressions import Promotion, promote
+    from trappm.learner.snapshots.promotion import Promotion, promote
 
     if alias == DEFAULT_SNAPSHOT:
         raise InputError(

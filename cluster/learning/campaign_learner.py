@@ -43,8 +43,8 @@ from trappm.learner.paper.presets import preset_named
 from trappm.learner.physics.devices.known_devices import KnownDevices, known_devices
 from trappm.learner.physics.step_time import StepTimePrior
 from trappm.learner.snapshots.compiled_ratios import fit_compiled_ratios
+from trappm.learner.snapshots.promotion import promote
 from trappm.learner.snapshots.registry import LATEST, Registry
-from trappm.learner.snapshots.regressions import promote
 from trappm.learner.snapshots.snapshot import save_snapshot
 from trappm.learner.stats.errors import Accuracy, accuracy
 from trappm.learner.stats.folds import content_groups

@@ -233,10 +233,10 @@ def input_size_of(name: str, input_size: int | None) -> int:
     Raises:
         InputError, UnknownArchitectureError: The model does not exist or has no such size.
     """
-    return named(name, input_size)[1]
+    return name_and_size(name, input_size)[1]
 
 
-def named(name: str, input_size: int | None) -> tuple[str, int]:
+def name_and_size(name: str, input_size: int | None) -> tuple[str, int]:
     """Return a model's current name and input size, asked of its library unless it is noted.
 
     Raises:
@@ -336,25 +336,25 @@ class _Cached(Subject):
         self._cache = TraceFolder(data_folder() / "traces")
 
     @property
-    def _model(self) -> tuple[str, int | None]:
+    def _name_and_size(self) -> tuple[str, int | None]:
         """Current name and size, or content and size; raises UntracedError as `trace`."""
         if not self.is_named:
             return self._key[:2]
         if self._tracer is None and not _note(*self._key[:2]).exists():
             raise UntracedError
-        return named(*self._key[:2])
+        return name_and_size(*self._key[:2])
 
     def pixels(self) -> int | None:
         if self.sequence_length is not None or size_kind(self.name) == "tokens":
             return None
-        return self._model[1]
+        return self._name_and_size[1]
 
     def _trace(
         self, how: TraceSettings, phase: Phase, batch_size: int | None, with_origins: bool
     ) -> Trace:
         if with_origins:
             return self._own_tracer.trace(how, phase, batch_size, with_origins)
-        key = TraceKey(*self._model, how, phase)
+        key = TraceKey(*self._name_and_size, how, phase)
         made = self._cache.get(key)
         if made is None:
             made = self._make(key)

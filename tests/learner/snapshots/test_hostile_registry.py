@@ -14,8 +14,8 @@ from registry_samples import write_sample
 import trappm.cli
 from trappm.cli.snapshot import print_manifest
 from trappm.learner.snapshots.manifest import entries, seal
+from trappm.learner.snapshots.promotion import regressions
 from trappm.learner.snapshots.registry import Registry
-from trappm.learner.snapshots.regressions import regressions
 from trappm.learner.snapshots.snapshot import load_snapshot
 from trappm.prediction.selection import SHIPPED
 from trappm.profiler.errors import MissingLibraryError, SnapshotError

@@ -9,8 +9,8 @@ import pytest
 from registry_samples import write_sample
 
 from trappm.learner.snapshots import registry
+from trappm.learner.snapshots.promotion import promote
 from trappm.learner.snapshots.registry import Registry, check_location
-from trappm.learner.snapshots.regressions import promote
 from trappm.profiler.errors import InputError, MissingLibraryError, SnapshotError
 
 KILLS = 20
