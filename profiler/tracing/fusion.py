@@ -37,6 +37,7 @@ from trappm.profiler.tracing.data_flow import (
 from trappm.profiler.tracing.kernel_log import (
     DESCRIPTION,
     NOT_A_PRODUCT,
+    Column,
     KernelLog,
     Product,
     name_of,
@@ -196,8 +197,9 @@ class FusedKernelLog(KernelLog):
         if self.nodes[first].role is FusionRole.EXTERN:
             return row
         if self.nodes[first].role is not FusionRole.REDUCTION:
-            row[0] = _pointwise_kind(rows[members, 0].tolist())
-        row[2:4] = rows[members, 2:4].max(axis=0)
+            row[Column.KIND] = _pointwise_kind(rows[members, Column.KIND].tolist())
+        shared = [Column.HALF, Column.CHANNELS_LAST]
+        row[shared] = rows[members][:, shared].max(axis=0)
         row[DESCRIPTION + Size.READ_BYTES : DESCRIPTION + Size.WRITTEN_BYTES + 1] = read, written
         return row
 

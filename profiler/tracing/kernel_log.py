@@ -5,6 +5,7 @@ An operator without a rule is a kernel that reads its inputs and writes its outp
 
 from __future__ import annotations
 
+import enum
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -178,7 +179,19 @@ _KIND_BY_WORD = {
 }
 
 
-DESCRIPTION = 7
+class Column(enum.IntEnum):
+    """Columns of a kernel's row before its sizes (`Size`)."""
+
+    KIND = 0
+    PASS = 1
+    HALF = 2
+    CHANNELS_LAST = 3
+    WINDOW = 4
+    STRIDE = 5
+    PIXELS = 6
+
+
+DESCRIPTION = len(Column)
 """Number of columns before the sizes."""
 
 
@@ -340,7 +353,7 @@ def _weight_gradients(rows: IntArray, sizes: IntArray) -> npt.NDArray[np.bool_]:
     Its rows and columns are those of a weight, and its depth the rows of the forward product.
     """
     order = [Size.ROWS, Size.COLUMNS, Size.DEPTH]
-    forward = (rows[:, 0] == KernelKind.LINEAR) & (rows[:, 1] == Pass.FORWARD)
+    forward = (rows[:, Column.KIND] == KernelKind.LINEAR) & (rows[:, Column.PASS] == Pass.FORWARD)
     shapes = set[tuple[int, ...]]()
     for samples, outputs, inputs in sizes[forward][:, order].tolist():
         shapes |= {(outputs, inputs, samples), (inputs, outputs, samples)}
@@ -362,11 +375,13 @@ def kernel_table(first: KernelLog, second: KernelLog, batch_sizes: tuple[int, in
     sizes, more = rows[:, DESCRIPTION:], others[:, DESCRIPTION:]
     slope = (more - sizes) // max(batch_sizes[1] - batch_sizes[0], 1)
     fixed = sizes - slope * batch_sizes[0]
-    linear = (rows[:, 0] == KernelKind.LINEAR) & (rows[:, 1] == Pass.DATA_GRADIENT)
+    linear = (rows[:, Column.KIND] == KernelKind.LINEAR) & (
+        rows[:, Column.PASS] == Pass.DATA_GRADIENT
+    )
     of_weights = slope[:, Size.DEPTH] > 0
     if batch_sizes[0] == batch_sizes[1]:
         of_weights = _weight_gradients(rows, sizes)
-    rows[linear & of_weights, 1] = Pass.WEIGHT_GRADIENT
+    rows[linear & of_weights, Column.PASS] = Pass.WEIGHT_GRADIENT
     affine = np.stack([fixed, slope], -1).reshape(len(rows), 2 * len(Size))
     whole = np.hstack([rows[:, :DESCRIPTION], affine])
     _, at, inverse = np.unique(whole, axis=0, return_index=True, return_inverse=True)
@@ -374,13 +389,13 @@ def kernel_table(first: KernelLog, second: KernelLog, batch_sizes: tuple[int, in
     order = np.argsort(at)
     once = whole[at[order]]
     return KernelTable(
-        kinds=once[:, 0].astype(np.int8),
-        passes=once[:, 1].astype(np.int8),
-        half=once[:, 2].astype(np.bool_),
-        channels_last=once[:, 3].astype(np.bool_),
-        windows=once[:, 4].astype(np.int32),
-        strides=once[:, 5].astype(np.int32),
-        pixels=once[:, 6].astype(np.int32),
+        kinds=once[:, Column.KIND].astype(np.int8),
+        passes=once[:, Column.PASS].astype(np.int8),
+        half=once[:, Column.HALF].astype(np.bool_),
+        channels_last=once[:, Column.CHANNELS_LAST].astype(np.bool_),
+        windows=once[:, Column.WINDOW].astype(np.int32),
+        strides=once[:, Column.STRIDE].astype(np.int32),
+        pixels=once[:, Column.PIXELS].astype(np.int32),
         sizes=once[:, DESCRIPTION:].reshape(-1, len(Size), 2),
         counts=counts[order],
     )
