@@ -121,12 +121,12 @@ def next_job(
 ) -> Job | None:
     """Return the next job; None while measurements must end first, or nothing is left to do.
 
-    >>> course = Course(devices=("a100",), shares={"a100": [16, 16, 8]}, one_at_a_time=False)
+    >>> plan = CampaignPlan(devices=("a100",), shares={"a100": [16, 16, 8]}, one_at_a_time=False)
     >>> begun = Standing(
     ...     state="running", rounds=[], pending=[], attempts={}, seconds={}, labels=0,
     ...     has_pool=True, is_enough=False,
     ... )
-    >>> next_job(begun, course, LearnerState(is_ready=True), {"a100": 8})
+    >>> next_job(begun, plan, LearnerState(is_ready=True), {"a100": 8})
     Choose(device='a100', round_number=0, count=16)
 
     Args:

@@ -1,6 +1,7 @@
 """Snapshots without heads, small enough to be killed a hundred times while they travel."""
 
 from trappm.learner.snapshots.manifest import (
+    FORMAT_VERSION,
     MANIFEST,
     entries,
     manifest_bytes,
@@ -20,7 +21,7 @@ def write_sample(
     manifest = seal(
         {
             "format": "trappm-snapshot",
-            "format_version": 4,
+            "format_version": FORMAT_VERSION,
             "created_at": f"2026-01-{number + 1:02}T00:00:00+00:00",
             "errors": {device: {phase: errors}},
             "heads": {device: {phase: head}},

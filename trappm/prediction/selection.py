@@ -123,7 +123,7 @@ class Selection:
         return next(known, self.snapshots[-1])
 
     def trained(self, device: str, model: str) -> tuple[TrainedHeads, str | None]:
-        """Return the heads for a model, and what step times rest on if not on their labels.
+        """Return the heads for a model, and the basis of step times that are not of their labels.
 
         An extension may have heads for models of its source, such as transformers. They are used
         unless labels of a campaign have the precision. Heads of the shipped snapshot do not answer
