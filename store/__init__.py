@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from trappm.store.home import Home, StoreAccess
+from trappm.store.label_filter import LabelFilter
 from trappm.store.records import (
     Assignment,
     AssignmentState,
@@ -24,7 +25,6 @@ from trappm.store.records import (
 
 if TYPE_CHECKING:
     from trappm.store.engine import NoLabelStoreError, RefusedRowError, StoreNotUpError
-    from trappm.store.labels import LabelFilter
     from trappm.store.owners import NotOwnerError
     from trappm.store.store import Store
     from trappm.store.transactions import Patience
@@ -36,7 +36,6 @@ __all__ = [
 ]  # fmt: skip
 
 _MODULES = {
-    "LabelFilter": "labels",
     "NoLabelStoreError": "engine",
     "NotOwnerError": "owners",
     "Patience": "transactions",

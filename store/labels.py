@@ -6,10 +6,7 @@ Values enter SQL as parameters, never as text, and columns are looked up by name
 from __future__ import annotations
 
 import fnmatch
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, date, datetime, time, timedelta
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Select, func, select
@@ -19,17 +16,11 @@ from trappm.profiler.errors import InputError, nearest
 from trappm.profiler.records import (
     METRICS,
     Configuration,
-    Execution,
-    MemoryFormat,
-    Optimizer,
-    Outcome,
     Pair,
-    Phase,
-    Precision,
-    Provenance,
 )
 from trappm.profiler.records.step_scope import IN_TRAINING
 from trappm.store.assignments import AS_PLANNED
+from trappm.store.label_filter import ANY_OUTCOME, LabelFilter, point_in_time
 from trappm.store.records import LabelRecord, configuration_of, record_of
 from trappm.store.schema import (
     AssignmentLabelRow,
@@ -45,35 +36,6 @@ from trappm.store.transactions import Repository, reading
 
 if TYPE_CHECKING:
     import pandas as pd
-
-_AGE = re.compile(r"([0-9]{1,6})([mhdw])")
-_UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
-
-
-def point_in_time(text: str, *, end_of_day: bool = False) -> str:
-    """Return a point in time in UTC, in ISO 8601.
-
-    Args:
-        text: ISO 8601 date or time (UTC without a zone), or an age such as `7d` (m, h, d, w).
-        end_of_day: Whether a date means its end instead of its beginning.
-
-    Raises:
-        InputError: It is neither.
-    """
-    age = _AGE.fullmatch(text)
-    try:
-        if age:
-            return (datetime.now(UTC) - timedelta(**{_UNITS[age[2]]: int(age[1])})).isoformat()
-        if re.fullmatch(r"[0-9-]{8,10}", text):
-            day = time.max if end_of_day else time.min
-            return datetime.combine(date.fromisoformat(text), day, UTC).isoformat()
-        moment = datetime.fromisoformat(text)
-        moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
-        return moment.astimezone(UTC).isoformat()
-    except (ValueError, OverflowError) as error:
-        raise InputError(
-            f"{text!r} is no time; give an ISO date such as 2026-11-21, or an age such as 7d"
-        ) from error
 
 
 def list_names(session: Session, column: InstrumentedAttribute[str]) -> list[str]:
@@ -93,78 +55,6 @@ def architectures_matching(session: Session, pattern: str) -> list[str]:
 
 def is_glob(pattern: str) -> bool:
     return bool(set(pattern) & set("*?["))
-
-
-LARGEST_INTEGER = 2**31 - 1
-"""Largest value that an integer column holds on every back end."""
-
-ANY_OUTCOME = "any"
-"""Outcome in a filter that selects all attempts."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LabelFilter:
-    """A selection of labels or attempts; a field that is None does not restrict.
-
-    >>> LabelFilter(family="resnet", device="a100", since="7d").family
-    'resnet'
-
-    Raises:
-        InputError: A setting, metric, outcome or provenance is unknown, a size is out of range, or
-            a time is invalid.
-    """
-
-    architecture: str | None = None
-    """Name, or glob with `*`, `?` and `[...]`, such as `resnet*`."""
-    family: str | None = None
-    """Family of architectures, such as `resnet`."""
-    device: str | None = None
-    """Key of a device, such as `a100`."""
-    batch_size: int | None = None
-    """Samples per step."""
-    input_size: int | None = None
-    """Pixels, or tokens of a transformer."""
-    precision: str | None = None
-    memory_format: str | None = None
-    optimizer: str | None = None
-    phase: str | None = None
-    execution: str | None = None
-    protocol: str | None = None
-    """Name of a measuring protocol."""
-    metric: str | None = None
-    """Only labels that have this metric, such as `power_w`."""
-    outcome: Outcome | str | None = None
-    """Selects attempts with this outcome (or `any`) instead of labels."""
-    provenance: Provenance | str | None = None
-    campaign: str | None = None
-    """Id of a campaign, or the beginning of it."""
-    since: str | None = None
-    """Earliest time at which the label was made or the attempt began; see `point_in_time`."""
-    until: str | None = None
-    """Latest time; a date means its end."""
-
-    def __post_init__(self) -> None:
-        choices: dict[str, Sequence[str]] = {
-            "precision": list(Precision),
-            "memory_format": list(MemoryFormat),
-            "optimizer": list(Optimizer),
-            "phase": list(Phase),
-            "execution": list(Execution),
-            "metric": [*METRICS, "energy_j"],
-            "outcome": [*Outcome, ANY_OUTCOME],
-            "provenance": list(Provenance),
-        }
-        for name, allowed in choices.items():
-            value = getattr(self, name)
-            if value is not None and value not in allowed:
-                raise InputError(f"{name} is {value!r}; it must be one of {', '.join(allowed)}")
-        for name in ("batch_size", "input_size"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value <= LARGEST_INTEGER:
-                raise InputError(f"{name} is {value}; it must be from 1 to {LARGEST_INTEGER:,}")
-        for text in (self.since, self.until):
-            if text is not None:
-                point_in_time(text)
 
 
 Query = Select[*tuple[Any, ...]]

@@ -31,7 +31,8 @@ from trappm.profiler.records import (
 from trappm.store.assignments import MAX_ATTEMPTS, lock_rows, write, write_labels
 from trappm.store.engine import Insert, StoreAwayError, insert, insert_new
 from trappm.store.files import COLUMNS, FileRow, fingerprint_of, first_fault, measurement_in, row_of
-from trappm.store.labels import LabelFilter, apply_filter
+from trappm.store.label_filter import LabelFilter
+from trappm.store.labels import apply_filter
 from trappm.store.pools import insert_configurations
 from trappm.store.records import (
     Assignment,

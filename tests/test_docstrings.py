@@ -15,7 +15,7 @@ ENTRY_POINTS = [
     "trappm.learner.heads.physics_heads", "trappm.learner.snapshots.registry",
     "trappm.learner.stats.calibration", "trappm.prediction.predict",
     "trappm.profiler.measuring.isolation", "trappm.profiler.memory.simulation",
-    "trappm.profiler.trace", "trappm.store.labels", "trappm.store.store",
+    "trappm.profiler.trace", "trappm.store.label_filter", "trappm.store.store",
 ]  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import importlib.util
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +17,7 @@ from trappm.cli.options import AsJson, print_json, with_fields
 from trappm.label_store import records, store_to_read
 from trappm.profiler.errors import InputError
 from trappm.profiler.files import write_atomically
+from trappm.store import LabelFilter
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,58 +35,19 @@ SHOWN = 200
 MAX_ROWS = 1_000_000_000
 
 
-@dataclass(kw_only=True)
-class FilterOptions:
-    """Options for the fields of a `trappm.store.LabelFilter`."""
-
-    architecture: Annotated[
-        str | None, typer.Option(help="An architecture, or a glob such as 'resnet*'.")
-    ] = None
-    family: Annotated[str | None, typer.Option(help="Family of architectures, such as resnet.")] = (
-        None
-    )
-    device: Annotated[
-        str | None, typer.Option(help="Device key, such as cpu-2t.", autocompletion=shell.devices)
-    ] = None
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Samples per step.")] = None
-    input_size: Annotated[
-        int | None,
-        typer.Option(
-            "--input-size", "--sequence-length", min=1, help="Pixels, or tokens of hf: names."
-        ),
-    ] = None
-    precision: Annotated[str | None, typer.Option(help="fp32, amp-fp16, amp-bf16 or bf16.")] = None
-    memory_format: Annotated[str | None, typer.Option(help="contiguous or channels-last.")] = None
-    optimizer: Annotated[str | None, typer.Option(help="sgd, momentum, adam or adamw.")] = None
-    phase: Annotated[str | None, typer.Option(help="train or infer.")] = None
-    execution: Annotated[str | None, typer.Option(help="eager or compile.")] = None
-    protocol: Annotated[str | None, typer.Option(help="Measuring protocol, such as paper.")] = None
-    metric: Annotated[
-        str | None, typer.Option(help="Only labels with this metric, such as power_w.")
-    ] = None
-    outcome: Annotated[
-        str | None,
-        typer.Option(
-            help="Attempts with this outcome (oom, timeout, ... or any) instead of labels."
-        ),
-    ] = None
-    provenance: Annotated[str | None, typer.Option(help="measured, imported or simulated.")] = None
-    campaign: Annotated[
-        str | None,
-        typer.Option(help="Campaign id, or its beginning.", autocompletion=shell.campaigns),
-    ] = None
-    since: Annotated[
-        str | None, typer.Option(help="A date (2026-11-21), a time, or an age (30m, 12h, 7d, 2w).")
-    ] = None
-    until: Annotated[
-        str | None, typer.Option(help="Latest date, inclusive (formats as for --since).")
-    ] = None
+_DETAILS = {
+    "device": typer.Option(autocompletion=shell.devices),
+    "batch_size": typer.Option(min=1),
+    "input_size": typer.Option("--input-size", "--sequence-length", min=1),
+    "campaign": typer.Option(autocompletion=shell.campaigns),
+}
+"""What the options of some fields of a filter have besides their help."""
 
 
 @app.command(epilog="Example: trappm labels query --device cpu-2t --sort -step_time_ms")
-@with_fields
+@with_fields(_DETAILS)
 def query(
-    options: FilterOptions,
+    wanted: LabelFilter,
     columns: Annotated[str | None, typer.Option(help="Columns, separated by commas.")] = None,
     sort: Annotated[
         str | None, typer.Option(help="Column to sort by; with a leading '-' in descending order.")
@@ -106,9 +68,7 @@ def query(
 ) -> None:
     """List labels: what was measured, on which device, with which result."""
     from trappm.reports.labels import print_labels, print_rows
-    from trappm.store import LabelFilter
 
-    wanted = LabelFilter(**vars(options))
     for_machines = _check_formats(as_json, as_jsonl, as_csv, parquet)
     most = limit or (None if for_machines else SHOWN)
     if sql is not None:
@@ -197,18 +157,16 @@ def print_import(report: ImportReport, as_json: bool) -> None:
 
 
 @app.command(epilog="Example: trappm labels export a100.parquet --device a100")
-@with_fields
+@with_fields(_DETAILS)
 def export(
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help=".parquet, .csv or .jsonl file to replace.")
     ],
-    options: FilterOptions,
+    wanted: LabelFilter,
 ) -> None:
     """Write labels with their measurements into a file."""
-    from trappm.store import LabelFilter
     from trappm.store.files import export_file
 
-    wanted = LabelFilter(**vars(options))
     with store_to_read() as store:
         store.labels.query(wanted, columns=["id"], sort="id", limit=1)  # refuses unknown names
         count = export_file(store.measurements.each(wanted), file)

@@ -4,43 +4,65 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 import typer
+from typer.models import OptionInfo
 
 from trappm.cli import shell
 
 _T = TypeVar("_T")
 
 
-def with_fields(command: Callable[..., _T]) -> Callable[..., _T]:
-    """Give a command an option per field of its parameters that are dataclasses, in their place."""
-    own = inspect.signature(command, eval_str=True).parameters
-    groups: dict[str, Any] = {
-        name: p.annotation for name, p in own.items() if is_dataclass(p.annotation)
-    }
-    parameters = list[inspect.Parameter]()
-    for name, parameter in own.items():
-        if name in groups:
+def with_fields(
+    details: Mapping[str, OptionInfo] = {},
+) -> Callable[[Callable[..., _T]], Callable[..., _T]]:
+    """Give a command an option per field of its parameters that are dataclasses, in their place.
+
+    Args:
+        details: Options of some fields; the text beside a field's type is the help of its option.
+    """
+
+    def decorate(command: Callable[..., _T]) -> Callable[..., _T]:
+        groups: dict[str, Any] = {}
+        parameters = list[inspect.Parameter]()
+        for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
+            if not is_dataclass(parameter.annotation):
+                parameters.append(parameter)
+                continue
+            groups[name] = parameter.annotation
             hints = get_type_hints(groups[name], include_extras=True)
-            options = inspect.signature(groups[name]).parameters.values()
-            parameters += [option.replace(annotation=hints[option.name]) for option in options]
-        else:
-            parameters.append(parameter)
+            for field in inspect.signature(groups[name]).parameters.values():
+                option = _option(hints[field.name], details.get(field.name))
+                parameters.append(field.replace(annotation=option))
 
-    @wraps(command)
-    def flat(**given: Any) -> _T:
-        for name, group in groups.items():
-            given[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
-        return command(**given)
+        @wraps(command)
+        def flat(**given: Any) -> _T:
+            for name, group in groups.items():
+                own = {field.name: given.pop(field.name) for field in fields(group)}
+                given[name] = group(**own)
+            return command(**given)
 
-    flat.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
-    )
-    return flat
+        flat.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
+        )
+        return flat
+
+    return decorate
+
+
+def _option(hint: Any, details: OptionInfo | None) -> Any:
+    """Return the annotation of an option for a field's; an option in it stays as it is."""
+    kind, beside = get_args(hint)
+    if isinstance(beside, OptionInfo):
+        return hint
+    option = copy(details or typer.Option())
+    option.help = beside
+    return Annotated[kind, option]
 
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]

@@ -55,7 +55,7 @@ class TableOptions(options.SettingOptions):
     ] = None
 
 
-@with_fields
+@with_fields()
 def predict(
     model: options.Model,
     device: options.DeviceName = None,
@@ -143,7 +143,7 @@ def predict(
         tables.print_breakdown(predictions[0], depth)
 
 
-@with_fields
+@with_fields()
 def compare(
     models: Models,
     device: Devices = None,

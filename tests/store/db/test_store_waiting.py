@@ -271,12 +271,12 @@ from trappm.store import Patience, Store
 def more_space(seconds):  # while it waits
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
 
-told = []
-with Store.open(sys.argv[1], Patience(tell=told.append, sleep=more_space)) as store:
+messages = []
+with Store.open(sys.argv[1], Patience(tell=messages.append, sleep=more_space)) as store:
     store.measurements.record_many([measurement(configuration(1))])
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 12, resource.RLIM_INFINITY))
     store.measurements.record_many([measurement(configuration(b)) for b in range(2, 200)])
-    print(len(store.labels.find()), len(told), told[-1])
+    print(len(store.labels.find()), len(messages), messages[-1])
 """
 
 

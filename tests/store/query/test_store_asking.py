@@ -8,7 +8,7 @@ from store_samples import campaign_with, configuration, contents, measure_next, 
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Precision
 from trappm.store import LabelFilter
-from trappm.store.labels import point_in_time
+from trappm.store.label_filter import point_in_time
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ def register(app: typer.Typer) -> None:
     app.command(rich_help_panel="Predict")(scale)
 
 
-@with_fields
+@with_fields()
 def scale(
     models: Models,
     device: Devices = None,

@@ -16,7 +16,7 @@ def register(app: typer.Typer) -> None:
     app.command(rich_help_panel="Predict")(roofline)
 
 
-@with_fields
+@with_fields()
 def roofline(
     model: options.Model,
     device: Annotated[

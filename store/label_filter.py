@@ -1,0 +1,119 @@
+"""What a query selects among labels and attempts.
+
+The text beside the type of a field says what it selects; it is the help of the option of `trappm
+labels query` and `export` as well.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta
+from typing import Annotated
+
+from trappm.profiler.errors import InputError
+from trappm.profiler.records import (
+    METRICS,
+    Execution,
+    MemoryFormat,
+    Optimizer,
+    Outcome,
+    Phase,
+    Precision,
+    Provenance,
+)
+
+_AGE = re.compile(r"([0-9]{1,6})([mhdw])")
+_UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+
+
+def point_in_time(text: str, *, end_of_day: bool = False) -> str:
+    """Return a point in time in UTC, in ISO 8601.
+
+    Args:
+        text: ISO 8601 date or time (UTC without a zone), or an age such as `7d` (m, h, d, w).
+        end_of_day: Whether a date means its end instead of its beginning.
+
+    Raises:
+        InputError: It is neither.
+    """
+    age = _AGE.fullmatch(text)
+    try:
+        if age:
+            return (datetime.now(UTC) - timedelta(**{_UNITS[age[2]]: int(age[1])})).isoformat()
+        if re.fullmatch(r"[0-9-]{8,10}", text):
+            day = time.max if end_of_day else time.min
+            return datetime.combine(date.fromisoformat(text), day, UTC).isoformat()
+        moment = datetime.fromisoformat(text)
+        moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
+        return moment.astimezone(UTC).isoformat()
+    except (ValueError, OverflowError) as error:
+        raise InputError(
+            f"{text!r} is no time; give an ISO date such as 2026-11-21, or an age such as 7d"
+        ) from error
+
+
+LARGEST_INTEGER = 2**31 - 1
+"""Largest value that an integer column holds on every back end."""
+
+ANY_OUTCOME = "any"
+"""Outcome in a filter that selects all attempts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelFilter:
+    """A selection of labels or attempts; a field that is None does not restrict.
+
+    >>> LabelFilter(family="resnet", device="a100", since="7d").family
+    'resnet'
+
+    Raises:
+        InputError: A setting, metric, outcome or provenance is unknown, a size is out of range, or
+            a time is invalid.
+    """
+
+    architecture: Annotated[str | None, "An architecture, or a glob such as 'resnet*'."] = None
+    family: Annotated[str | None, "Family of architectures, such as resnet."] = None
+    device: Annotated[str | None, "Device key, such as cpu-2t."] = None
+    batch_size: Annotated[int | None, "Samples per step."] = None
+    input_size: Annotated[int | None, "Pixels, or tokens of hf: names."] = None
+    precision: Annotated[str | None, "fp32, amp-fp16, amp-bf16 or bf16."] = None
+    memory_format: Annotated[str | None, "contiguous or channels-last."] = None
+    optimizer: Annotated[str | None, "sgd, momentum, adam or adamw."] = None
+    phase: Annotated[str | None, "train or infer."] = None
+    execution: Annotated[str | None, "eager or compile."] = None
+    protocol: Annotated[str | None, "Measuring protocol, such as paper."] = None
+    metric: Annotated[str | None, "Only labels with this metric, such as power_w."] = None
+    outcome: Annotated[
+        str | None, "Attempts with this outcome (oom, timeout, ... or any) instead of labels."
+    ] = None
+    provenance: Annotated[str | None, "measured, imported or simulated."] = None
+    campaign: Annotated[str | None, "Campaign id, or its beginning."] = None
+    since: Annotated[str | None, "A date (2026-11-21), a time, or an age (30m, 12h, 7d, 2w)."] = (
+        None
+    )
+    until: Annotated[str | None, "Latest date, inclusive (formats as for --since)."] = None
+
+    def __post_init__(self) -> None:
+        choices: dict[str, Sequence[str]] = {
+            "precision": list(Precision),
+            "memory_format": list(MemoryFormat),
+            "optimizer": list(Optimizer),
+            "phase": list(Phase),
+            "execution": list(Execution),
+            "metric": [*METRICS, "energy_j"],
+            "outcome": [*Outcome, ANY_OUTCOME],
+            "provenance": list(Provenance),
+        }
+        for name, allowed in choices.items():
+            value = getattr(self, name)
+            if value is not None and value not in allowed:
+                raise InputError(f"{name} is {value!r}; it must be one of {', '.join(allowed)}")
+        for name in ("batch_size", "input_size"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value <= LARGEST_INTEGER:
+                raise InputError(f"{name} is {value}; it must be from 1 to {LARGEST_INTEGER:,}")
+        for text in (self.since, self.until):
+            if text is not None:
+                point_in_time(text)
