@@ -90,10 +90,10 @@ class LabelFilter:
     ] = None
     provenance: Annotated[str | None, "measured, imported or simulated."] = None
     campaign: Annotated[str | None, "Campaign id, or its beginning."] = None
-    since: Annotated[str | None, "A date (2026-11-21), a time, or an age (30m, 12h, 7d, 2w)."] = (
-        None
-    )
-    until: Annotated[str | None, "Latest date, inclusive (formats as for --since)."] = None
+    since: Annotated[
+        str | None, "Earliest date (2026-11-21) or time, in UTC, or an age (30m, 12h, 7d, 2w)."
+    ] = None
+    until: Annotated[str | None, "Latest date, inclusive, time or age, as for since."] = None
 
     def __post_init__(self) -> None:
         choices: dict[str, Sequence[str]] = {

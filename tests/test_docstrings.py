@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import doctest
+import re
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
 from trappm.store import Home, Store
 
-ENTRY_POINTS = [
-    "trappm", "trappm.campaigns", "trappm.cluster.campaign.next_job", "trappm.cluster.spec",
-    "trappm.extensions.transformers.generation", "trappm.label_store",
-    "trappm.learner.heads.physics_heads", "trappm.learner.snapshots.registry",
-    "trappm.learner.stats.calibration", "trappm.prediction.predict",
-    "trappm.profiler.measuring.isolation", "trappm.profiler.memory.simulation",
-    "trappm.profiler.trace", "trappm.store.label_filter", "trappm.store.store",
-]  # fmt: skip
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("cluster", "learner", "profiler", "store", "trappm")
+
+
+def modules_with_examples():
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            if re.search(r"^ *>>> ", path.read_text(), re.MULTILINE):
+                parts = path.relative_to(ROOT).with_suffix("").parts
+                parts = parts if package == "trappm" else ("trappm", *parts)
+                yield ".".join(parts).removesuffix(".__init__")
+
+
+ENTRY_POINTS = list(modules_with_examples())
 
 
 @pytest.mark.parametrize("name", ENTRY_POINTS)

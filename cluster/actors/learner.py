@@ -13,7 +13,9 @@ from collections.abc import Callable
 from typing import Any
 
 import ray
+import torch
 from ray.exceptions import RayActorError, RayError, RayTaskError, RuntimeEnvSetupError
+from threadpoolctl import threadpool_limits
 
 from trappm.cluster.learning.campaign_learner import CampaignLearner
 from trappm.cluster.ray_runtime import first_line, last_line, learner_options
@@ -43,7 +45,7 @@ Beyond it allocations fail and it is started again; the kernel would end the who
 
 TORCH_OUT_OF_MEMORY = "can't allocate memory"
 
-STATEFUL = ("set_pool", "fit")
+STATEFUL = (CampaignLearner.set_pool.__name__, CampaignLearner.fit.__name__)
 """Methods of the learner that later calls depend on."""
 
 
@@ -76,7 +78,7 @@ class LearnerHandle:
         self.tell = tell
         self.result: Any = None
         """Result of the last call that has ended."""
-        self._class = ray.remote(concurrency_groups={"progress": 1})(limit_memory(learner))
+        self._class = ray.remote(concurrency_groups={"progress": 1})(prepare_learner(learner))
         self._arguments = arguments
         self._device = device
         self._memory_bytes = BASE_BYTES + LABEL_BYTES * labels
@@ -187,22 +189,23 @@ class LearnerHandle:
         self._asked = self._actor.progress.options(concurrency_group="progress").remote()
 
 
-def limit_memory(learner: type[Any]) -> type[Any]:
-    """Return a class whose instances limit the memory of their process to `LIMIT_SHARE`.
+def prepare_learner(learner: type[Any]) -> type[Any]:
+    """Return a class whose instances prepare their process on its node.
 
-    They take the campaign's code first, and refuse to work on a node with other code. Networks and
-    encoders use all cores of the node for each product; Ray gives its workers one.
+    They take the campaign's code first, and refuse to work on a node with other code. They limit
+    the memory of the process to `LIMIT_SHARE`, and use all cores for each product of matrices; Ray
+    gives its workers one.
     """
 
     def begin(self: Any, code: Code, **arguments: Any) -> None:
-        import torch
-
         if refusal := code_refusal(platform.node(), this_code(), code):
             raise CampaignError(refusal)
         limit = int(LIMIT_SHARE * procfs.allowed_memory_mib() * 2**20)
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (limit if hard < 0 else min(limit, hard), hard))
-        torch.set_num_threads(len(os.sched_getaffinity(0)))
+        cores = len(os.sched_getaffinity(0))
+        torch.set_num_threads(cores)
+        threadpool_limits(cores)
         learner.__init__(self, **arguments)
 
     return type(learner.__name__, (learner,), {"__init__": begin, "__module__": learner.__module__})

@@ -1,4 +1,4 @@
-"""State of a campaign in the label store: its course so far, its labels, and what ends it.
+"""State of a campaign in the label store: its plan, its labels, and what ends it.
 
 A campaign continues from here after a restart, and reports use the same functions.
 """

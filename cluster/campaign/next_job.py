@@ -5,7 +5,7 @@
     round 0  -> Choose: the evaluation set, drawn uniformly
     round 1  -> Choose, without labels
     rounds 2.. -> Train, then Choose for each device that runs out of work
-    a round has ended, and a training has begun since -> Close, with its report
+    the first open round has ended, and a training has begun since -> Close, with its report
     all rounds are closed -> Publish
 
 One job runs at a time, while workers measure. On GPUs the learner runs ahead: the next round is
@@ -131,7 +131,7 @@ def next_job(
 
     Args:
         standing: The campaign in the store.
-        course: What the campaign file asks for.
+        plan: What the campaign file asks for.
         learner: What the learner knows. It is idle.
         workers: Number of workers that may measure, by device.
     """
@@ -212,7 +212,7 @@ def may_measure(standing: Standing, plan: CampaignPlan, *, begun: int = 0) -> bo
 
     Args:
         standing: The campaign in the store.
-        course: What the campaign file asks for.
+        plan: What the campaign file asks for.
         begun: Number of measurements that have begun since then.
     """
     return not standing.is_enough and _spent(standing, plan, begun) is None

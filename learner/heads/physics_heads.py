@@ -350,7 +350,8 @@ def side_by_side(work: Callable[[Item], Result], items: Sequence[Item]) -> Itera
     Exceptions of `work` propagate after the running items have finished.
     """
     if items:
-        with _ONE_THREAD.held(), ThreadPoolExecutor(os.cpu_count() or 1, "trappm-learner") as pool:
+        cores = len(os.sched_getaffinity(0))
+        with _ONE_THREAD.held(), ThreadPoolExecutor(cores, "trappm-learner") as pool:
             yield from pool.map(work, items)
 
 

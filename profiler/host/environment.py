@@ -69,7 +69,7 @@ _SWITCHES = (
     "OMP_WAIT_POLICY", "OMP_DYNAMIC", "OMP_SCHEDULE", "GOMP_SPINCOUNT", "KMP_BLOCKTIME",
     "GLIBC_TUNABLES", "MALLOC_CONF", "LD_PRELOAD",
 )  # fmt: skip
-"""Environment variables that change the time or memory of a step (OMP_NUM_THREADS is set by us)."""
+"""Environment variables that change the time or memory of a step; a device sets its threads."""
 
 
 def utc_now() -> str:

@@ -314,7 +314,7 @@ class KernelLog:
         if not (read_bytes or written_bytes):
             return
         self._counts.append(count)
-        self._rows.append(
+        self._rows.append(  # in the order of `Column` and `Size`
             (
                 int(kind),
                 int(which),

@@ -96,9 +96,9 @@ def folder(tmp_path_factory):
     """A data folder in which a campaign has ended, a file to ask about, and a place to share."""
     folder = tmp_path_factory.mktemp("documented")
     home = folder / "home"
-    course = [sys.executable, str(Path(__file__).with_name("installed_course.py"))]
+    campaign = [sys.executable, str(Path(__file__).with_name("installed_campaign.py"))]
     subprocess.run(
-        [*course, str(ROOT / "tests/cluster"), "16"],
+        [*campaign, str(ROOT / "tests/cluster"), "16"],
         env={**os.environ, "TRAPPM_HOME": str(home)},
         cwd=folder,
         check=True,

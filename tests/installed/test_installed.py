@@ -67,7 +67,7 @@ def finished(process):
 @pytest.fixture(scope="module")
 def campaign(installed):
     """What a campaign told that made heads from 60 labels, and published them."""
-    program = str(Path(__file__).with_name("installed_course.py"))
+    program = str(Path(__file__).with_name("installed_campaign.py"))
     return json.loads(finished(installed(program, str(ROOT / "tests" / "cluster"), "60")))
 
 

@@ -29,7 +29,7 @@ Devices = Annotated[
     typer.Option(
         "--device",
         help="Device by any of its names, repeatable, or all GPUs (default: all).",
-        autocompletion=options.shell.devices,
+        autocompletion=options.shell.devices_or_all,
     ),
 ]
 BatchSizes = Annotated[

@@ -36,6 +36,11 @@ def devices() -> Iterable[str]:
 
 
 @_completing
+def devices_or_all() -> Iterable[str]:
+    return ["all", *devices("")]
+
+
+@_completing
 def campaigns() -> Iterable[str]:
     from trappm.label_store import store_to_read
 

@@ -80,6 +80,10 @@ class Selection:
         self.device_is_default = device is None and devices is None
         if devices is not None and device is not None:
             raise InputError("give device or devices, not both")
+        if device == "all":
+            raise InputError(
+                "device 'all' is not a single device; compare all GPUs with: trappm compare MODEL"
+            )
         names: list[Any] = [DEFAULT_DEVICE if device is None else device]
         if devices is not None:
             names = [devices] if isinstance(devices, str) else list(devices)
@@ -87,8 +91,6 @@ class Selection:
             raise InputError("the list of devices is empty; name some, or ask for all")
         keys: dict[str, None] = {}
         for name in names:
-            if name == "all" and device is not None:
-                raise InputError("'all' is no device; compare answers for all GPUs with heads")
             if name == "all":
                 every = gpus_of(self._manifests, self.question.phase)
                 keys |= dict.fromkeys([key for key in every if not self.gap(key)] or every)
@@ -123,7 +125,8 @@ class Selection:
         return next(known, self.snapshots[-1])
 
     def trained(self, device: str, model: str) -> tuple[TrainedHeads, str | None]:
-        """Return the heads for a model, and the basis of step times that are not of their labels.
+        """Return the heads for a model, and the source of step times that these heads have no
+        labels of.
 
         An extension may have heads for models of its source, such as transformers. They are used
         unless labels of a campaign have the precision. Heads of the shipped snapshot do not answer

@@ -7,7 +7,7 @@ import sys
 
 PROGRAM = """
 import numpy as np
-from trappm.cluster.actors.learner import limit_memory
+from trappm.cluster.actors.learner import prepare_learner
 from trappm.profiler.host import procfs
 from trappm.profiler.host.environment import this_code
 
@@ -16,7 +16,7 @@ class Learner:
         self.labels = labels
 
 procfs.allowed_memory_mib = lambda: 3000.0
-learner = limit_memory(Learner)(this_code(), labels=5)
+learner = prepare_learner(Learner)(this_code(), labels=5)
 few = np.ones(1 << 20)
 try:
     np.empty(4 << 30)

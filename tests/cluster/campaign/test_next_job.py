@@ -136,6 +136,15 @@ def test_on_gpus_the_learner_runs_ahead():
     assert job(many, GPUS, replace(after, may_choose=False), workers) == Train(False)
 
 
+def test_rounds_close_in_order():
+    rounds = planned(0, closed=True, a100=3, v100=2), planned(1, a100=4, v100=2)
+    rounds = *rounds, planned(2, a100=2, v100=1), planned(3, a100=2, v100=1)
+    begun = standing(*rounds, pending=[("v100", 1, 0, 1)])
+    assert job(begun, GPUS, trained(begun)) is None  # rounds 2 and 3 have ended
+    ended = standing(*rounds)
+    assert job(ended, GPUS, trained(ended)) == Close(1)
+
+
 def all_closed():
     return standing(*(planned(n, closed=True, cpu=share) for n, share in enumerate([3, 4, 2, 2])))
 

@@ -68,7 +68,7 @@ def test_a_trained_head_beats_its_prior_on_unseen_networks(judged):
     prior = error(head.prior.log_values(workloads))
     trained = mape(head, workloads, values)
     assert prior < untrained / 2
-    assert trained < 0.95 * prior
+    assert trained < 0.95 * prior  # a smooth residual misses the step in `measured_ms`
 
 
 def test_intervals_have_the_promised_coverage(judged):

@@ -22,13 +22,13 @@
 
 enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6,
        INSUFFICIENT_SIZE = 7, GPU_IS_LOST = 15 };
-enum { MOST_DEVICES = 64, MOST_LINES = 1024, LONGEST = 2048 };
+enum { MAX_DEVICES = 64, MAX_LINES = 1024, LONGEST = 2048 };
 
 typedef unsigned long long u64;
 typedef struct { int place; } *Device;
 typedef struct { int device; char attribute[48], answers[LONGEST]; size_t next; } Line;
 
-static struct { int place; } devices[MOST_DEVICES];
+static struct { int place; } devices[MAX_DEVICES];
 static Line *lines;
 static int line_count;
 static struct stat known;
@@ -59,9 +59,9 @@ static void read_file(void)
     int same_file = !strcmp(path, known_path);
     questions = same_file ? questions : 0;
     FILE *file = fopen(path, "r");
-    Line *fresh = calloc(MOST_LINES, sizeof(Line));
+    Line *fresh = calloc(MAX_LINES, sizeof(Line));
     int count = 0;
-    while (file && count < MOST_LINES
+    while (file && count < MAX_LINES
            && fscanf(file, "%d %47s %2047[^\n]", &fresh[count].device, fresh[count].attribute,
                      fresh[count].answers) == 3) {
         Line *old = line_of(lines, line_count, fresh[count].device, fresh[count].attribute);

@@ -46,6 +46,8 @@ def completed(home, line):
         ("trappm predict efficientnet_b0", {"efficientnet_b0", "efficientnet_b0_g8_gn"}),
         ("trappm predict resnet18 --device v100", {"v100", "v100-16gb", "v100s"}),
         ("trappm predict resnet18 --device nothing", set()),
+        ("trappm predict resnet18 --device al", set()),
+        ("trappm compare resnet18 --device al", {"all"}),
     ],
 )
 def test_words_are_completed(home, line, words):

@@ -525,6 +525,7 @@ def test_own_prices_replace_the_shipped_ones(home):
         ({"precision": "AMP"}, "did you mean amp-fp16"),
         ({"device": 3}, "device is 3; give its name"),
         ({"device": ""}, "unknown device ''"),
+        ({"device": "all"}, "not a single device; compare all GPUs with: trappm compare MODEL"),
         ({"snapshot": 3}, "snapshot is 3"),
         ({"epochs": 3}, "needs both epochs and samples"),
         ({"epochs": -3, "samples": 10}, "epochs is -3; it must be"),

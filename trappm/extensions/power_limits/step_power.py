@@ -213,9 +213,9 @@ WAITING_NOISE = 0.25
 """Deviation of log power of steps that mostly wait for their host or data loader."""
 SLOWDOWN_NOISE = 0.25
 """Deviation of the log slowdown under a limit, on held-out networks."""
-MIN_SHARE = 0.4
+MIN_LIMIT_SHARE = 0.4
 """Lowest limit of most cards, as a share of the factory setting (P100: 0.5)."""
-MIN_LIMIT = 0.25
+MIN_MEASURED_SHARE = 0.25
 """Lowest measured limit, as a share of the factory setting."""
 _QUANTILES = (0.05, 0.95)
 _Z = 1.645
@@ -287,9 +287,9 @@ class StepPower:
             InputError: no limit of this card.
         """
         most = self._known.limit_w
-        if not MIN_LIMIT * most <= limit_w <= most:
+        if not MIN_MEASURED_SHARE * most <= limit_w <= most:
             raise InputError(
-                f"the power limit is {limit_w:g} W; this card has {MIN_LIMIT * most:g} to "
+                f"the power limit is {limit_w:g} W; this card has {MIN_MEASURED_SHARE * most:g} to "
                 f"{most:g} W"
             )
         drawn = self._draws.under(np.full(DRAWS + 1, limit_w))
@@ -305,7 +305,7 @@ class StepPower:
     def best_limit(self) -> BestPowerLimit:
         """Return the limit with the least energy within `MAX_SLOWDOWN` of the time."""
         most = self._known.limit_w
-        limits = np.arange(most, MIN_SHARE * most - 1e-9, -5.0)
+        limits = np.arange(most, MIN_LIMIT_SHARE * most - 1e-9, -5.0)
         rows = np.zeros(len(limits), dtype=np.int64)
         time_ms = np.full(len(limits), self._step_time_ms[0])
         steps = self._timed(rows, self._known.constants.mean, time_ms)

@@ -20,7 +20,7 @@ from trappm.profiler.errors import InputError
 from trappm.profiler.files import read_plain
 
 TOKEN_VARIABLE = "TRAPPM_TOKEN"  # noqa: S105  (its name)
-MIN_LENGTH = 16
+MIN_TOKEN_LENGTH = 16
 """Minimum length of a token in characters."""
 _MAX_TOKEN_BYTES = 4096
 _SWITCH_S = 0.0005
@@ -111,10 +111,10 @@ def token_for(host: str, file: Path | None) -> str | None:
             f"refusing to listen at {host} without a token; set {TOKEN_VARIABLE} or give "
             "--token-file, or listen at 127.0.0.1"
         )
-    if token and (len(token) < MIN_LENGTH or not token.isascii() or not token.isprintable()):
+    if token and (len(token) < MIN_TOKEN_LENGTH or not token.isascii() or not token.isprintable()):
         raise InputError(
-            f"the token must have at least {MIN_LENGTH} printable ASCII characters; generate one "
-            "with: openssl rand -hex 32"
+            f"the token must have at least {MIN_TOKEN_LENGTH} printable ASCII characters; "
+            "generate one with: openssl rand -hex 32"
         )
     return token or None
 

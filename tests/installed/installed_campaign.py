@@ -1,6 +1,6 @@
 """A laptop campaign to heads, by workers that make their measurements up: a program.
 
-    python tests/installed/installed_course.py FOLDER_OF_CAMPAIGN_CREW NUMBER_OF_LABELS
+    python tests/installed/installed_campaign.py FOLDER_OF_FAKES NUMBER_OF_LABELS
 
 Store, loop, traced steps, learner and snapshot are the real ones; Ray is not started. It prints
 what the heads were trained on as one line of JSON, and leaves its data folder for other commands.
