@@ -1,7 +1,7 @@
-"""What a query selects among labels and attempts.
+"""A selection of labels and attempts.
 
-The text beside the type of a field says what it selects; it is the help of the option of `trappm
-labels query` and `export` as well.
+The text in the annotation of a field says what it selects; it is also the help of the option of
+`trappm labels query` and `export`.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ _DETAILS = {
     "input_size": typer.Option("--input-size", "--sequence-length", min=1),
     "campaign": typer.Option(autocompletion=shell.campaigns),
 }
-"""What the options of some fields of a filter have besides their help."""
+"""Options of some fields of a filter; their help is the text of the field."""
 
 
 @app.command(epilog="Example: trappm labels query --device cpu-2t --sort -step_time_ms")

@@ -24,7 +24,7 @@ def with_fields(
     """Give a command an option per field of its parameters that are dataclasses, in their place.
 
     Args:
-        details: Options of some fields; the text beside a field's type is the help of its option.
+        details: Options of some fields; the text in a field's annotation is the help of its option.
     """
 
     def decorate(command: Callable[..., _T]) -> Callable[..., _T]:
@@ -57,11 +57,11 @@ def with_fields(
 
 def _option(hint: Any, details: OptionInfo | None) -> Any:
     """Return the annotation of an option for a field's; an option in it stays as it is."""
-    kind, beside = get_args(hint)
-    if isinstance(beside, OptionInfo):
+    kind, annotation = get_args(hint)
+    if isinstance(annotation, OptionInfo):
         return hint
     option = copy(details or typer.Option())
-    option.help = beside
+    option.help = annotation
     return Annotated[kind, option]
 
 
