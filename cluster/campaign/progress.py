@@ -101,19 +101,23 @@ def follow(
 def seconds_to_go(
     spec: CampaignSpec, standing: Standing, training_s: float, workers: Mapping[str, int]
 ) -> float | None:
-    """Return the expected seconds to the end of a campaign; None before the first measurement."""
+    """Return the expected seconds to the end of a campaign; None before the first measurement.
+
+    The time of a configuration is that of all its attempts, as many fail on a busy machine.
+    """
     attempts = sum(standing.attempts.values())
     if not attempts:
         return None
-    overall_s = sum(standing.seconds.values()) / attempts
     pending, planned = Counter[str](), Counter[str]()
     for part in standing.pending:
         pending[part.device] += part.waiting + part.leased
     for known in standing.rounds:
         planned.update(known.planned)
+    ended = planned - pending
+    overall_s = sum(standing.seconds.values()) / (ended.total() or attempts)
     total_s = 0.0
     for device in spec.devices.keys:
-        count = standing.attempts.get(device)
+        count = ended[device] or standing.attempts.get(device)
         each_s = standing.seconds[device] / count if count else overall_s
         to_come = max(spec.budget(device) - planned[device], 0) + pending[device]
         total_s += each_s * to_come / max(1, workers.get(device, 0))
