@@ -1,7 +1,6 @@
 """Labelling campaigns on Ray: what is measured where, learned and chosen.
 
-To read from top to bottom: `launch` starts a campaign, `campaign.actor` is its process,
-`campaign.campaign` its loop, and `campaign.next_job` the rule that says what comes next.
-`actors.profiler_pool` measures, `actors.learner` learns (`learning.campaign_learner`), `profiles`
-traces the steps of the pool, and `ray_runtime` starts Ray and places actors on nodes.
+To read from top to bottom: `spec` is the campaign file, `launch` starts a campaign, and `campaign`
+runs it (see there). `trace_tasks` traces the steps of a pool, and `ray_runtime` starts Ray and
+places actors on nodes. `pool_file` builds pools that campaigns refer to by name.
 """

@@ -11,10 +11,17 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from trappm.cluster.campaign.history import find_stop
-from trappm.cluster.campaign.ownership import STOP_S, begin, runs
 from trappm.cluster.campaign.planner import check_budget, check_stop, drop_refused, pool_of
-from trappm.cluster.campaign.progress import Follower, Progress, follow
+from trappm.cluster.campaign.process import (
+    STOP_S,
+    Follower,
+    Progress,
+    begin,
+    find_stop,
+    follow,
+    runs,
+)
+from trappm.cluster.campaign.rules import stop_by_deadline
 from trappm.cluster.ray_runtime import (
     ACCELERATOR_LABEL,
     CAMPAIGN_ACTOR,
@@ -24,8 +31,7 @@ from trappm.cluster.ray_runtime import (
     require_nodes,
     this_node_options,
 )
-from trappm.cluster.spec import ANY_GPU, CampaignSpec, runs_nothing
-from trappm.cluster.stop_rules import StopRules, stop_by_deadline
+from trappm.cluster.spec import ANY_GPU, CampaignSpec, StopRules, runs_nothing
 from trappm.profiler.devices import meant_device, open_device
 from trappm.profiler.errors import CampaignError, InputError, TrappmError
 from trappm.profiler.records import Outcome

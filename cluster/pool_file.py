@@ -11,9 +11,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from trappm.cluster.profiles import Traced, TraceTasks, steps_of
 from trappm.cluster.ray_runtime import ray_runtime
-from trappm.cluster.yaml_file import load
+from trappm.cluster.spec import load_file
+from trappm.cluster.trace_tasks import Traced, TraceTasks, steps_of
 from trappm.profiler.models.pool import PoolGroup, PoolSpec, build_pool
 from trappm.profiler.traced_step import TraceCache, TraceKey
 from trappm.store import Store
@@ -34,7 +34,7 @@ class PoolFile(BaseModel):
 
 def load_pool_file(path: Path) -> PoolFile:
     """Load a file; raise InputError if it cannot be read or is not a valid pool file."""
-    return load(path, PoolFile, kind="pool")
+    return load_file(path, PoolFile, kind="pool")
 
 
 def store_pool(store: Store, file: PoolFile) -> list[TraceKey]:

@@ -2,36 +2,49 @@
 
 It is checked strictly before anything starts: an unknown key, a wrong type or an impossible budget
 is an error of one line. A preset is such a file that ships with the package.
+
+`load_file` reads any YAML file that a pydantic model describes, with one line per fault; the error
+for an unknown key suggests the nearest known one.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import hashlib
 import json
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
+    AwareDatetime,
     BaseModel,
     ConfigDict,
     Discriminator,
     Field,
+    PositiveFloat,
+    PositiveInt,
     Tag,
     ValidationError,
     field_validator,
     model_validator,
 )
 
-from trappm.cluster.stop_rules import StopRules
-from trappm.cluster.yaml_file import load, parse
 from trappm.profiler.devices.catalogue import rank_key
 from trappm.profiler.errors import CampaignError, InputError, TrappmError
+from trappm.profiler.files import load_yaml, read_plain
 from trappm.profiler.measuring.canary import LARGE, CanaryPlan
 from trappm.profiler.models.pool import PoolSpec
-from trappm.profiler.records import PROTOCOLS, Configuration, is_cpu_device, protocol_named
+from trappm.profiler.records import (
+    METRICS,
+    PROTOCOLS,
+    Configuration,
+    is_cpu_device,
+    protocol_named,
+)
 from trappm.profiler.records import Protocol as MeasuringProtocol
 
 if TYPE_CHECKING:
@@ -44,6 +57,16 @@ ANY_GPU = "gpu"
 MIN_TRAINING_LABELS = 4
 """A device with fewer training labels gets no heads."""
 _PRESETS = resources.files("trappm.cluster") / "presets"
+
+MAX_FILE_BYTES = 1 << 20
+
+BRANCH = "<"
+"""Begins the tags of a union's branches, which are no keys of a file."""
+
+_UNKNOWN_KEY = frozenset(["extra_forbidden", "unexpected_keyword_argument"])
+_MISSING_KEY = frozenset(["missing", "missing_argument", "missing_keyword_only_argument"])
+
+Model = TypeVar("Model", bound=BaseModel)
 
 
 def runs_nothing(device: str) -> bool:
@@ -125,6 +148,45 @@ class Rounds(Share):
 
     count: int = Field(ge=0, le=10_000)
     """Number of rounds."""
+
+
+class StopRules(BaseModel):
+    """The first of these that holds ends a campaign; None means that it never does.
+
+    What is being measured then is still kept; what is only planned is left unmeasured.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+    target_mape: Mapping[str, PositiveFloat] | None = None
+    """Target error by metric in percent; all must be reached on every device."""
+    confidence: float = Field(default=0.9, gt=0.5, lt=1.0)
+    """Confidence with which each mean error is below its target."""
+    labels: PositiveInt | None = None
+    """Number of labels on all devices, the evaluation set included."""
+    gpu_hours: PositiveFloat | None = None
+    """Hours of measuring on all devices, failed attempts included."""
+    price_per_gpu_hour: PositiveFloat | None = None
+    """Price of a GPU for an hour, in any currency; only reported."""
+    ends_at: AwareDatetime | None = None
+    """Time at which the campaign ends, with a time zone."""
+
+    @field_validator("target_mape")
+    @classmethod
+    def _of_metrics(cls, targets: Mapping[str, float] | None) -> Mapping[str, float] | None:
+        if unknown := sorted(set(targets or ()) - set(METRICS)):
+            raise ValueError(f"no metric {unknown[0]!r}; there are: {', '.join(METRICS)}")
+        return targets
+
+    def budgets(self, labels: int, gpu_seconds: float) -> list[tuple[str, float, float]]:
+        """Return name, limit and amount spent of each budget."""
+        known = (
+            ("labels", self.labels, float(labels)),
+            ("GPU-hours", self.gpu_hours, gpu_seconds / 3600),
+        )
+        return [(name, float(limit), spent) for name, limit, spent in known if limit is not None]
 
 
 class CampaignBudget(BaseModel):
@@ -342,7 +404,7 @@ def load_preset(name: str) -> CampaignSpec:
 
 def load_spec(path: Path) -> CampaignSpec:
     """Load a file; raise InputError if it cannot be read or is not a valid campaign file."""
-    return load(path, CampaignSpec, kind="campaign")
+    return load_file(path, CampaignSpec, kind="campaign")
 
 
 def parse_spec(text: str, *, origin: str) -> CampaignSpec:
@@ -355,4 +417,77 @@ def parse_spec(text: str, *, origin: str) -> CampaignSpec:
     Raises:
         InputError: Not YAML, or not a campaign; the message names faults and their keys.
     """
-    return parse(text, CampaignSpec, origin=origin, kind="campaign")
+    return parse_text(text, CampaignSpec, origin=origin, kind="campaign")
+
+
+class FileFaultsError(InputError):
+    """A file with faults: one line per fault, which begins with its key, the main one first."""
+
+    def __init__(self, origin: str, faults: Sequence[str]) -> None:
+        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+        super().__init__(f"{origin}: {faults[0]}{more}")
+        self.faults = tuple(faults)
+
+
+def load_file(path: Path, model: type[Model], *, kind: str) -> Model:
+    """Return the record that a YAML file describes.
+
+    Raises:
+        InputError: The file cannot be read, is too large, or is not what the model says.
+    """
+    try:
+        text = read_plain(path, MAX_FILE_BYTES).decode("utf-8")
+    except InputError as error:
+        raise InputError(f"the {kind} file: {error}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"cannot read the {kind} file {path}: {error}") from error
+    return parse_text(text, model, origin=str(path), kind=kind)
+
+
+def parse_text(text: str, model: type[Model], *, origin: str, kind: str) -> Model:
+    """Return the record that a YAML text describes; errors name its origin and its kind.
+
+    Raises:
+        InputError: Not YAML, or not a mapping.
+        FileFaultsError: Not what the model says.
+    """
+    data = load_yaml(text, origin)
+    if not isinstance(data, dict):
+        raise InputError(f"{origin} is not a {kind} file: it must be a mapping of keys to values")
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        raise FileFaultsError(origin, _faults(error, model, kind)) from error
+    except InputError as error:
+        raise FileFaultsError(origin, [str(error)]) from error
+
+
+def _faults(error: ValidationError, model: type[BaseModel], kind: str) -> list[str]:
+    """Return one line per fault, unknown keys first."""
+    faults = sorted(error.errors(), key=lambda fault: fault["type"] not in _UNKNOWN_KEY)
+    known = set(_keys(model.model_json_schema()))
+    misspelt: set[tuple[Any, ...]] = set()
+    lines = []
+    for fault in faults:
+        location = tuple(part for part in fault["loc"] if not str(part).startswith(BRANCH))
+        message = fault["msg"].removeprefix("Value error, ")
+        if fault["type"] in _UNKNOWN_KEY:
+            name = str(location[-1])
+            near = difflib.get_close_matches(name, sorted(known - {name}), n=1)
+            message = "unknown key" + (f"; did you mean {near[0]!r}?" if near else "")
+            misspelt |= {(*location[:-1], key) for key in near}
+        elif fault["type"] in _MISSING_KEY and location in misspelt:
+            continue  # the misspelt key explains it
+        lines.append(f"{'.'.join(map(str, location)) or kind}: {message}")
+    return lines
+
+
+def _keys(schema: Any) -> Iterator[str]:
+    """Yield the names of all properties in a JSON schema."""
+    if isinstance(schema, dict):
+        yield from schema.get("properties", {})
+        schema = schema.values()
+    elif not isinstance(schema, list):
+        return
+    for part in schema:
+        yield from _keys(part)

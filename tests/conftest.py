@@ -130,11 +130,11 @@ def module_home(tmp_path_factory):
 @pytest.fixture(scope="module")
 def traces_here():
     """Steps are traced in this process: starting Ray takes longer."""
-    from trappm.cluster import pool_file, profiles
+    from trappm.cluster import pool_file, trace_tasks
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pool_file, "ray_runtime", lambda address: nullcontext())
-        patch.setattr(pool_file, "TraceTasks", lambda keys, **_: map(profiles.trace_of, keys))
+        patch.setattr(pool_file, "TraceTasks", lambda keys, **_: map(trace_tasks.trace_of, keys))
         yield
 
 

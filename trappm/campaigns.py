@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
-    from trappm.cluster.campaign.progress import Progress
+    from trappm.cluster.campaign.process import Progress
     from trappm.cluster.spec import CampaignSpec
 
 

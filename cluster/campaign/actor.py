@@ -15,17 +15,28 @@ from functools import partial
 from pathlib import Path
 
 import ray
+from ray.util.metrics import Counter, Gauge
 
-from trappm.cluster.actors.learner import LearnerHandle
-from trappm.cluster.actors.metrics import CampaignMetrics
-from trappm.cluster.actors.profiler_pool import ProfilerPool
 from trappm.cluster.campaign.campaign import CampaignRunner, CampaignStopped
-from trappm.cluster.campaign.ownership import ownership
+from trappm.cluster.campaign.learner_handle import LearnerHandle
+from trappm.cluster.campaign.process import ownership
+from trappm.cluster.campaign.profiler_pool import ProfilerPool
 from trappm.cluster.spec import CampaignSpec
 from trappm.store import Home, Patience, Store, StoreAccess
 
 REPLY_S = 5.0
 """Time for which a campaign that has ended still answers who asks how."""
+
+COUNTERS = {
+    "labels": "Measurements that gave a label.",
+    "failures": "Attempts that the step itself failed.",
+    "losses": "Attempts whose worker or node was lost or faulty.",
+}
+GAUGES = {
+    "queue": "Assignments that wait for a worker.",
+    "workers": "Workers that have joined.",
+    "busy_share": "Share of the workers that are at work.",
+}
 
 
 @dataclass(eq=False, repr=False)
@@ -134,3 +145,31 @@ class CampaignActor:
 
     def _note(self, kind: str, message: str) -> None:
         self._notes.append((kind, message))
+
+
+class CampaignMetrics:
+    """Metrics `trappm_labels_total`, `trappm_queue` ... of one campaign, by device.
+
+    Prometheus and Ray's dashboard read them. Ray exports each under the prefix `ray_`, on the
+    metrics port of the campaign's node.
+    """
+
+    def __init__(self, campaign_id: str) -> None:
+        tags = ("campaign", "device")
+        self._counters = {
+            name: Counter(f"trappm_{name}_total", description=text, tag_keys=tags)
+            for name, text in COUNTERS.items()
+        }
+        self._gauges = {
+            name: Gauge(f"trappm_{name}", description=text, tag_keys=tags)
+            for name, text in GAUGES.items()
+        }
+        self._campaign_id = campaign_id
+
+    def __call__(self, name: str, device: str, value: float) -> None:
+        """Add to a counter, or set a gauge."""
+        tags = {"campaign": self._campaign_id, "device": device}
+        if name in self._counters:
+            self._counters[name].inc(value, tags=tags)
+        else:
+            self._gauges[name].set(value, tags=tags)

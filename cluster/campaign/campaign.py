@@ -9,7 +9,7 @@ be done, and every result is recorded before the next look. In memory are only r
 runs, and what the learner's process knows, which is made again after a restart. So a campaign that
 is killed anywhere continues from the store.
 
-`actors.profiler_pool` measures and `actors.learner` learns; the campaign itself imports no Ray.
+`profiler_pool` measures and `learner` learns; the campaign itself imports no Ray.
 """
 
 from __future__ import annotations
@@ -25,32 +25,42 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trappm.cluster.campaign import history
-from trappm.cluster.campaign.host_checks import HostChecks
-from trappm.cluster.campaign.next_job import (
+from trappm.cluster.campaign.learner import CampaignLearner
+from trappm.cluster.campaign.planner import PURPOSES, Planner, first_steps, pool_of
+from trappm.cluster.campaign.process import runs
+from trappm.cluster.campaign.rules import (
     Choose,
     Close,
     Job,
     LearnerState,
     MakePool,
+    Need,
     Prepare,
     Publish,
+    Stop,
     Train,
     count_waiting,
     due_before,
     may_measure,
+    most_workers,
     next_job,
+    plan_of,
+    seconds_to_go,
+    stop_by_target,
     stop_that_holds,
 )
-from trappm.cluster.campaign.ownership import runs
-from trappm.cluster.campaign.planner import PURPOSES, Planner, first_steps, pool_of
-from trappm.cluster.campaign.progress import round_line, seconds_to_go
-from trappm.cluster.campaign.sharing import Need, most_workers
-from trappm.cluster.learning.campaign_learner import CampaignLearner
-from trappm.cluster.messages import Finished, Worker
+from trappm.cluster.campaign.training import (
+    LeftOut,
+    Spent,
+    TrainingReport,
+    compiled_pairs,
+    round_line,
+    training_labels,
+    training_reports,
+    unfit_to_publish,
+)
+from trappm.cluster.campaign.workers import Finished, HostChecks, Worker
 from trappm.cluster.spec import CampaignBudget, CampaignSpec, runs_nothing
-from trappm.cluster.stop_rules import Stop, stop_by_target
-from trappm.cluster.training_report import LeftOut, Spent, TrainingReport
 from trappm.profiler.devices.catalogue import known_spec
 from trappm.profiler.errors import CampaignError, StoreError, TrappmError
 from trappm.profiler.host.environment import stack_fingerprint
@@ -69,8 +79,8 @@ from trappm.store.measurements import Wanted, ensure_recordable, failed_attempt,
 from trappm.store.records import Activity, Role, Standing, is_final
 
 if TYPE_CHECKING:
-    from trappm.cluster.actors.learner import LearnerHandle
-    from trappm.cluster.actors.profiler_pool import ProfilerPool
+    from trappm.cluster.campaign.learner_handle import LearnerHandle
+    from trappm.cluster.campaign.profiler_pool import ProfilerPool
 
 LOOK_S = 1.0
 """Longest time between two looks at the store: for orders, the deadline and the progress."""
@@ -108,14 +118,14 @@ class CampaignRunner:
     notes: deque[tuple[str, str]] = field(default_factory=deque)
     """Kinds and messages of events that are not recorded yet."""
     metric: Callable[[str, str, float], None] = lambda name, device, value: None
-    """Called with the name of a figure, a device and a value (`actors.metrics`)."""
+    """Called with the name of a figure, a device and a value (`actor.CampaignMetrics`)."""
     clock: Callable[[], float] = time.monotonic
     """Seconds of a clock that never goes back."""
 
     def __post_init__(self) -> None:
         self.activity = Activity()
         self.protocol = self.spec.measuring_protocol
-        self._plan = history.plan_of(self.spec, self.workers.traces_elsewhere)
+        self._plan = plan_of(self.spec, self.workers.traces_elsewhere)
         self._planner = Planner(self.store, self.id, self.spec)
         self._checks = HostChecks(self.store, self.id, self.spec.canary, self.clock)
         self._workers: dict[str, Worker] = {}
@@ -188,7 +198,7 @@ class CampaignRunner:
             )
         for remark in self.spec.remarks:
             self._tell(news=remark)
-        reports = history.training_reports(self.store, self.id)
+        reports = training_reports(self.store, self.id)
         self._report = reports[-1] if reports else TrainingReport()
         leased = self.store.assignments.of_campaign(self.id, state=AssignmentState.LEASED)
         self.store.assignments.release_leases(self.id)
@@ -628,7 +638,7 @@ class CampaignRunner:
         Raises:
             CampaignError: All labels that could come are there, and they are too few.
         """
-        known = history.training_labels(self.store, self.id)
+        known = training_labels(self.store, self.id)
         for left_out in known.left_out:
             if left_out not in self._left_out:
                 self.note("stack", str(left_out))
@@ -680,10 +690,10 @@ class CampaignRunner:
         Raises:
             CampaignStopped: It was paused or cancelled before it had finished.
         """
-        labels = history.training_labels(self.store, self.id).labels
+        labels = training_labels(self.store, self.id).labels
         errors = self._report.devices
         few = "there are too few labels to learn from"
-        unfit = history.unfit_to_publish(labels) if errors else few
+        unfit = unfit_to_publish(labels) if errors else few
         if unfit:
             self._finish(f"no snapshot is published: {unfit}", None)
             return
@@ -694,7 +704,7 @@ class CampaignRunner:
             "evaluation_labels": dict(Counter(x.device for x in labels if x.role == Role.EVALUATE)),
         }
         self._tell(eta_s=None)
-        pairs = history.compiled_pairs(self.store, self.id)
+        pairs = compiled_pairs(self.store, self.id)
         to = self.spec.registry
         yield from self._call(
             "publishing", CampaignLearner.publish, self.snapshots, fields, pairs, to

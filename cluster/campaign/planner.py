@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
 import numpy as np
 
-from trappm.cluster.messages import Choice, ChoiceRequest
-from trappm.cluster.profiles import steps_of
 from trappm.cluster.spec import ALL, MIN_TRAINING_LABELS, CampaignSpec
+from trappm.cluster.trace_tasks import steps_of
 from trappm.learner.interface import Workload
 from trappm.learner.stats.errors import split_architectures
 from trappm.learner.stats.folds import content_groups
@@ -173,6 +172,32 @@ def with_whole_pool(spec: CampaignSpec, store: Store) -> CampaignSpec:
             "initial": spec.initial.model_copy(update={"source": len(possible) - kept_back}),
         }
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChoiceRequest:
+    """A device's part of a round, to be chosen by acquisition; configurations by their ids."""
+
+    device: str
+    count: int
+    candidates: Sequence[str]
+    known: Sequence[str]
+    """Configurations that training on this device learns from, measured or to be measured."""
+    unsteady: Mapping[str, int] = field(default_factory=dict)
+    """Candidates that failed as unstable, with their numbers of failed attempts."""
+    capacity_mib: float | None = None
+    """Memory of the device: measured, or else from its name or host."""
+    card: str | None = None
+    """Card of the device by all measurements, as in `TrainingLabel`."""
+    seed: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A configuration to measure, and the reason."""
+
+    configuration_id: str
+    reason: Mapping[str, Any]
 
 
 class Planner:

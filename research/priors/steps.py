@@ -23,7 +23,7 @@ from research.held_out import Array, Chosen
 from research.importers import node_steps
 from research.priors.joint_fit import Distribution, Evidence, JointFit
 from research.snapshot.shipped_sheets import H100_FILES, our_labels
-from trappm.cluster.profiles import trace_of
+from trappm.cluster.trace_tasks import trace_of
 from trappm.learner.interface import Workload
 from trappm.learner.physics.prior import Prior
 from trappm.learner.physics.step_time import spreads, starting_constants

@@ -23,13 +23,13 @@ import yaml
 from sqlalchemy import event
 
 from trappm.cluster.campaign.campaign import CampaignRunner
-from trappm.cluster.campaign.ownership import this_process
-from trappm.cluster.campaign.progress import Follower
+from trappm.cluster.campaign.planner import Choice
+from trappm.cluster.campaign.process import Follower, this_process
+from trappm.cluster.campaign.training import TrainingReport
+from trappm.cluster.campaign.workers import CanaryCheck, Finished, Worker
 from trappm.cluster.launch import order_stop
-from trappm.cluster.messages import CanaryCheck, Choice, Finished, Worker
-from trappm.cluster.profiles import Traced
 from trappm.cluster.spec import CampaignSpec, parse_spec
-from trappm.cluster.training_report import TrainingReport
+from trappm.cluster.trace_tasks import Traced
 from trappm.profiler.errors import CampaignError, TrappmError
 from trappm.profiler.host.environment import Code, this_code, utc_now
 from trappm.profiler.records import (
@@ -125,7 +125,7 @@ class FakeProfiler:
     def describe(self):
         import ray
 
-        from trappm.cluster.actors.profiler_pool import this_process
+        from trappm.cluster.campaign.profiler_pool import this_process
 
         if is_marked(self._node, "is out of order") or self._is_first_to_break():
             refusal = f"host {self._node}: its driver is out of order"

@@ -109,7 +109,7 @@ def two_hosts(_url):
 
 SECOND_HOST = """
 import platform, sys
-import trappm.cluster.campaign.ownership, trappm.store.owners
+import trappm.cluster.campaign.process, trappm.store.owners
 from trappm.cli import run
 platform.node = lambda: "second"
 """
@@ -138,11 +138,11 @@ from trappm.store import Store
 with Store.open(sys.argv[1]) as store:
     while True:
         try:
-            trappm.cluster.campaign.ownership.begin(store, sys.argv[2])
+            trappm.cluster.campaign.process.begin(store, sys.argv[2])
             break
         except trappm.store.owners.OwnedError:
             time.sleep(1.0)
-    with trappm.cluster.campaign.ownership.ownership(store, sys.argv[2]) as mine:
+    with trappm.cluster.campaign.process.ownership(store, sys.argv[2]) as mine:
         mine.assignments.release_leases(sys.argv[2])
         print("runs", flush=True)
         sys.stdin.read()

@@ -24,7 +24,7 @@ sys.path[:0] = [str(Path(__file__).parents[n]) for n in (2, 1, 0)]
 from fakes import FakeLearner, FakeProfiler, FakeWorkers, Inline, owned  # noqa: E402
 
 from trappm.cluster.campaign.campaign import CampaignRunner  # noqa: E402
-from trappm.cluster.messages import Finished, Worker  # noqa: E402
+from trappm.cluster.campaign.workers import Finished, Worker  # noqa: E402
 from trappm.cluster.spec import CampaignSpec  # noqa: E402
 from trappm.store import Store  # noqa: E402
 

@@ -5,8 +5,8 @@ import signal
 
 import pytest
 
-from trappm.cluster import profiles
-from trappm.cluster.profiles import steps_of, trace_of
+from trappm.cluster import trace_tasks
+from trappm.cluster.trace_tasks import steps_of, trace_of
 from trappm.profiler.errors import BatchOrderError, InputError, MissingLibraryError
 from trappm.profiler.records import Configuration, Phase, Precision
 from trappm.profiler.traced_step import Refusal, TraceFolder, TraceKey, TraceSettings
@@ -60,7 +60,7 @@ def test_a_refusal_is_final_if_the_model_is_the_reason(
     monkeypatch, tmp_path, fault, message, is_final
 ):
     trace_of(KEY)  # imports count as well
-    monkeypatch.setattr(profiles, "CPU_LIMIT_S", 1.0)
+    monkeypatch.setattr(trace_tasks, "CPU_LIMIT_S", 1.0)
     monkeypatch.setattr(Tracer, "trace", fault)
     traced, cache = trace_of(KEY), TraceFolder(tmp_path)
     assert message in traced.refusal

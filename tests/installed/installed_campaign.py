@@ -16,9 +16,9 @@ sys.path.append(sys.argv[1])
 import fakes
 
 from trappm.cluster.campaign.campaign import CampaignRunner
-from trappm.cluster.learning.campaign_learner import CampaignLearner
-from trappm.cluster.profiles import trace_of
+from trappm.cluster.campaign.learner import CampaignLearner
 from trappm.cluster.spec import load_preset
+from trappm.cluster.trace_tasks import trace_of
 from trappm.learner.paper.presets import LAPTOP, PRESETS
 from trappm.store import Home, Store
 

@@ -11,7 +11,7 @@ from research.evaluation.label_files import read_labels
 from research.evaluation.workbench import Workbench
 from research.peers.graph_networks import SIZES
 from research.peers.predictors import ESTIMATORS
-from trappm.cluster.profiles import trace_of
+from trappm.cluster.trace_tasks import trace_of
 from trappm.learner.paper.presets import LAPTOP, PRESETS
 from trappm.profiler.errors import InputError
 from trappm.profiler.models.zoo import native_input_size

@@ -240,8 +240,7 @@ def validate(
         raise InputError("name a campaign file, or give --schema")
     from trappm.cluster.campaign.planner import with_whole_pool
     from trappm.cluster.launch import plan_lines, spec_faults
-    from trappm.cluster.spec import load_spec
-    from trappm.cluster.yaml_file import FileFaultsError
+    from trappm.cluster.spec import FileFaultsError, load_spec
     from trappm.label_store import store_or_none_yet
     from trappm.store import Home
 
@@ -272,8 +271,7 @@ def _stop(campaign_id: str | None, state: str, next_step: str) -> None:
 
 def _follow(store: Store, campaign_id: str) -> None:
     """Show the progress of a campaign until its process has ended; a file gets only its status."""
-    from trappm.cluster.campaign.ownership import runs
-    from trappm.cluster.campaign.progress import Follower, follow
+    from trappm.cluster.campaign.process import Follower, follow, runs
     from trappm.cluster.launch import SILENT_S
     from trappm.cluster.spec import CampaignBudget
     from trappm.terminal.progress_bars import CampaignDisplay

@@ -13,12 +13,11 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from trappm.cluster.campaign.history import find_end, find_stop
-from trappm.cluster.campaign.ownership import runs
+from trappm.cluster.campaign.process import find_end, find_stop, runs
+from trappm.cluster.campaign.rules import CampaignEnd
+from trappm.cluster.campaign.training import TrainingReport
 from trappm.cluster.launch import LOST, RETRIED
 from trappm.cluster.spec import CampaignBudget, runs_nothing
-from trappm.cluster.stop_rules import CampaignEnd
-from trappm.cluster.training_report import TrainingReport
 from trappm.profiler.measuring.canary import CanaryDecision, CanaryReading
 from trappm.profiler.records import Outcome, is_cpu_device
 from trappm.profiler.steps.sampling import is_contended

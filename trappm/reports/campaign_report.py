@@ -13,7 +13,7 @@ from trappm.terminal.plots import scatter
 from trappm.terminal.tables import console, minute, print_line, print_table
 
 if TYPE_CHECKING:
-    from trappm.cluster.training_report import TrainingReport
+    from trappm.cluster.campaign.training import TrainingReport
 
 MINIMUM_FOR_A_PLOT = 3
 LATEST_READINGS = 20

@@ -30,9 +30,9 @@ from rich.text import Text
 from trappm.terminal.tables import console
 
 if TYPE_CHECKING:
-    from trappm.cluster.campaign.progress import Progress as CampaignProgress
-    from trappm.cluster.profiles import Traced
+    from trappm.cluster.campaign.process import Progress as CampaignProgress
     from trappm.cluster.spec import CampaignBudget
+    from trappm.cluster.trace_tasks import Traced
 
 
 class _Bar(Progress):

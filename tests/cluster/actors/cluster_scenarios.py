@@ -49,10 +49,10 @@ from ownership_scenarios import (
     two_hosts,
 )
 
-import trappm.cluster.actors.profiler_pool
-from trappm.cluster import profiles, ray_runtime
-from trappm.cluster.actors import learner as learner_actor
-from trappm.cluster.campaign.ownership import runs
+import trappm.cluster.campaign.profiler_pool
+from trappm.cluster import ray_runtime, trace_tasks
+from trappm.cluster.campaign import learner as learner_actor
+from trappm.cluster.campaign.process import runs
 from trappm.cluster.launch import order_stop
 from trappm.profiler.errors import CampaignError
 from trappm.profiler.host.environment import this_code
@@ -76,8 +76,8 @@ def steps_traced(url):
 
     def hosts():
         keys = [TraceKey("test_resnet", size) for size in range(6)]
-        with mock.patch.dict(vars(profiles), _trace_to_bytes=where):
-            tasks = profiles.TraceTasks(keys, off_devices=[A100, V100])
+        with mock.patch.dict(vars(trace_tasks), _trace_to_bytes=where):
+            tasks = trace_tasks.TraceTasks(keys, off_devices=[A100, V100])
             return {traced.refusal for traced in tasks}
 
     with emulated([("A100", 1), ("V100", 1)]) as made:
@@ -99,10 +99,10 @@ def nodes_that_trace_replaced(url):
 
     with (
         emulated([("A100", 1)], head_cores=0) as made,
-        mock.patch.dict(vars(profiles), _trace_to_bytes=slow),
+        mock.patch.dict(vars(trace_tasks), _trace_to_bytes=slow),
     ):
         first = add(made, None, 0)
-        tasks = profiles.TraceTasks(
+        tasks = trace_tasks.TraceTasks(
             [TraceKey("test_resnet", size) for size in range(2)], off_devices=["a100"]
         )
         wait_until(lambda: list(folder.glob("* begun")))
@@ -176,20 +176,20 @@ def traced_by_the_same_version(url):
 
     def with_same_code(code, task, key):
         if is_marked(ray.get_runtime_context().get_node_id(), "has another version"):
-            profiles.this_code = lambda: OTHER_CODE
-        return profiles._with_same_code(code, task, key)
+            trace_tasks.this_code = lambda: OTHER_CODE
+        return trace_tasks._with_same_code(code, task, key)
 
     keys, error = [TraceKey("test_resnet", size) for size in range(12)], None
     with (
         emulated([], head_cores=0) as made,
-        mock.patch.dict(vars(profiles), _trace_to_bytes=where, _with_same_code=with_same_code),
+        mock.patch.dict(vars(trace_tasks), _trace_to_bytes=where, _with_same_code=with_same_code),
     ):
         good, other = add(made, None, 0), add(made, None, 0)
         mark(other.node_id, "has another version")
-        traced = list(profiles.TraceTasks(keys))
+        traced = list(trace_tasks.TraceTasks(keys))
         mark(good.node_id, "has another version")
         try:
-            list(profiles.TraceTasks(keys))
+            list(trace_tasks.TraceTasks(keys))
         except CampaignError as refused:
             error = str(refused)
         hosts = {one.refusal == good.node_id for one in traced}
@@ -253,7 +253,7 @@ def node_lost(url):
 
 
 def worker_frozen(url):
-    trappm.cluster.actors.profiler_pool.SILENT_S = 30.0 - QUICK.timeout_s
+    trappm.cluster.campaign.profiler_pool.SILENT_S = 30.0 - QUICK.timeout_s
     with emulated(NODES):
 
         def faults(measured):

@@ -40,17 +40,17 @@ from fakes import HOLD, FakeLearner, FakeProfiler, FakeTraces, Inline, owned  # 
 from ray.cluster_utils import Cluster  # noqa: E402
 from tenacity import Retrying, stop_after_attempt  # noqa: E402
 
-import trappm.cluster.actors.profiler_pool  # noqa: E402
 import trappm.cluster.campaign.actor  # noqa: E402
 import trappm.cluster.campaign.campaign  # noqa: E402
-import trappm.cluster.campaign.ownership  # noqa: E402
+import trappm.cluster.campaign.process  # noqa: E402
+import trappm.cluster.campaign.profiler_pool  # noqa: E402
 import trappm.cluster.launch  # noqa: E402
 import trappm.store.owners  # noqa: E402
-from trappm.cluster.actors.learner import LearnerHandle  # noqa: E402
-from trappm.cluster.actors.profiler_pool import ProfilerPool  # noqa: E402
 from trappm.cluster.campaign.actor import CampaignActor  # noqa: E402
 from trappm.cluster.campaign.campaign import CampaignRunner  # noqa: E402
-from trappm.cluster.campaign.progress import Follower  # noqa: E402
+from trappm.cluster.campaign.learner_handle import LearnerHandle  # noqa: E402
+from trappm.cluster.campaign.process import Follower  # noqa: E402
+from trappm.cluster.campaign.profiler_pool import ProfilerPool  # noqa: E402
 from trappm.cluster.ray_runtime import ACCELERATOR_LABEL, NAMESPACE  # noqa: E402
 from trappm.cluster.spec import CampaignSpec  # noqa: E402
 from trappm.store import Home, Patience, Store  # noqa: E402
@@ -84,7 +84,7 @@ class FakeCampaignActor(CampaignActor):
 
     def _workers(self):
         silent_s = float(os.environ.get("SILENT_S", "180"))
-        trappm.cluster.actors.profiler_pool.SILENT_S = silent_s
+        trappm.cluster.campaign.profiler_pool.SILENT_S = silent_s
         tell = partial(self._note, "node")
         return FakePool(self.spec.devices.keys, may_grow=True, tell=tell)
 

@@ -14,7 +14,7 @@ from emulated_cluster import A100, FakePool, emulated, main, wait_until
 from fakes import mark
 from ray.autoscaler.v2.sdk import get_cluster_status
 
-from trappm.cluster.actors import profiler_pool
+from trappm.cluster.campaign import profiler_pool
 from trappm.profiler.errors import DeviceError
 
 

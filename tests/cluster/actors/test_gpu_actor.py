@@ -28,7 +28,7 @@ from trappm.profiler.records import Configuration
 
 with ray_runtime(None):
     import ray
-    from trappm.cluster.actors.profiler_pool import ProfilerActor
+    from trappm.cluster.campaign.profiler_pool import ProfilerActor
     gpus = ray.cluster_resources()["GPU"]
     start = ray.remote(ProfilerActor).options(max_concurrency=2, **placement("h200").options).remote
     actors = [start("h200") for _ in range(2)]
@@ -53,7 +53,7 @@ from trappm.profiler.records import Configuration
 
 with ray_runtime(None):
     import ray
-    from trappm.cluster.actors.profiler_pool import ProfilerActor
+    from trappm.cluster.campaign.profiler_pool import ProfilerActor
     start = ray.remote(ProfilerActor).options(max_concurrency=2, **placement("h200x2").options)
     actor = start.remote("h200x2")
     facts = ray.get(actor.describe.remote())
@@ -68,7 +68,7 @@ print(json.dumps({"gpus": facts["gpus"], "free": free, "uuid": end.environment["
 LOCKED = """
 import json
 from filelock import FileLock
-from trappm.cluster.actors import profiler_pool
+from trappm.cluster.campaign import profiler_pool
 from trappm.profiler.devices import open_device
 from trappm.profiler.measuring.attempt import LOCK_DIR, lock_path
 from trappm.profiler.records import QUICK

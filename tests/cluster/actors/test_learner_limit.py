@@ -7,7 +7,7 @@ import sys
 
 PROGRAM = """
 import numpy as np
-from trappm.cluster.actors.learner import prepare_learner
+from trappm.cluster.campaign.learner_handle import prepare_learner
 from trappm.profiler.host import procfs
 from trappm.profiler.host.environment import this_code
 

@@ -17,7 +17,7 @@ with socket.create_server(("127.0.0.1", 0)) as free:
     port = free.getsockname()[1]
 ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False,
          _metrics_export_port=port, object_store_memory=80 << 20)
-from trappm.cluster.actors.metrics import CampaignMetrics
+from trappm.cluster.campaign.actor import CampaignMetrics
 metric = CampaignMetrics("1a2b")
 for _ in range(3):
     metric("labels", "a100", 1)

@@ -16,15 +16,15 @@ from fakes import FakeProfiler
 from ray.exceptions import ActorUnschedulableError, OutOfMemoryError, RuntimeEnvSetupError
 from ray.exceptions import RayTaskError as TaskError
 
-from trappm.cluster.actors import profiler_pool as module
-from trappm.cluster.actors.profiler_pool import (
+from trappm.cluster.campaign import profiler_pool as module
+from trappm.cluster.campaign.profiler_pool import (
     RECRUIT_S,
     REFUSED_S,
     ProfilerActor,
     ProfilerPool,
     pause_after,
 )
-from trappm.cluster.messages import CanaryCheck
+from trappm.cluster.campaign.workers import CanaryCheck
 from trappm.profiler.errors import DeviceError
 from trappm.profiler.host.environment import this_code
 from trappm.profiler.records import QUICK, Configuration

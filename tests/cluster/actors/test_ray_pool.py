@@ -34,7 +34,7 @@ from trappm.profiler.traced_step import TraceSettings
 from trappm.profiler.traced_step import TraceKey
 
 def crash_on_fp16(key):
-    from trappm.cluster.profiles import entry_to_bytes, trace_of
+    from trappm.cluster.trace_tasks import entry_to_bytes, trace_of
     if key.settings.precision == "amp-fp16":
         os.kill(os.getpid(), signal.SIGKILL)
     traced = trace_of(key)
@@ -44,9 +44,9 @@ half = TraceSettings(precision=Precision.AMP_FP16)
 keys = [TraceKey("test_resnet", 64), TraceKey("test_resnet", 64, half)]
 keys.append(TraceKey("test_no_such", 64))
 with ray_runtime(sys.argv[1]):
-    from trappm.cluster import profiles
-    profiles._trace_to_bytes = crash_on_fp16
-    made = list(profiles.TraceTasks(keys))
+    from trappm.cluster import trace_tasks
+    trace_tasks._trace_to_bytes = crash_on_fp16
+    made = list(trace_tasks.TraceTasks(keys))
 print(json.dumps({str(t): [t.has_graph, t.refusal, t.is_final] for t in made}))
 """
 
@@ -57,19 +57,19 @@ from trappm.cluster.ray_runtime import ray_runtime
 from trappm.profiler.traced_step import TraceKey
 
 def return_environment(key):
-    from trappm.cluster.profiles import Traced
+    from trappm.cluster.trace_tasks import Traced
     from trappm.profiler.traced_step import Refusal
     return Traced(key, Refusal(json.dumps(dict(os.environ))))
 
 def make_in_return_environment(key):
-    from trappm.cluster import profiles
-    profiles.trace_of = return_environment
-    return profiles._trace_to_bytes(key)
+    from trappm.cluster import trace_tasks
+    trace_tasks.trace_of = return_environment
+    return trace_tasks._trace_to_bytes(key)
 
 with ray_runtime(sys.argv[1]):
-    from trappm.cluster import profiles
-    profiles._trace_to_bytes = make_in_return_environment
-    made = list(profiles.TraceTasks([TraceKey("test_resnet", size) for size in range(64, 72)]))
+    from trappm.cluster import trace_tasks
+    trace_tasks._trace_to_bytes = make_in_return_environment
+    made = list(trace_tasks.TraceTasks([TraceKey("test_resnet", size) for size in range(64, 72)]))
 print(json.dumps([json.loads(t.refusal) for t in made]))
 """
 

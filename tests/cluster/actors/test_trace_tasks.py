@@ -7,8 +7,8 @@ import ray
 from fake_ray import FakeRay
 from ray.exceptions import RayTaskError
 
-from trappm.cluster import profiles, ray_runtime
-from trappm.cluster.profiles import MAX_LOSSES, TraceTasks
+from trappm.cluster import ray_runtime, trace_tasks
+from trappm.cluster.trace_tasks import MAX_LOSSES, TraceTasks
 from trappm.profiler.errors import CampaignError
 from trappm.profiler.traced_step import Refusal, TraceKey, entry_to_bytes
 
@@ -34,7 +34,7 @@ def cluster(monkeypatch):
         known = [{"NodeID": n, "NodeManagerAddress": n, "Resources": {"CPU": 2}} for n in nodes]
         monkeypatch.setattr(ray_runtime, "_nodes", lambda: known)
         monkeypatch.setattr(
-            profiles, "tracing_options", lambda _, refused: asked.append(set(refused)) or {}
+            trace_tasks, "tracing_options", lambda _, refused: asked.append(set(refused)) or {}
         )
         return asked
 

@@ -26,10 +26,10 @@ import trappm.cluster.campaign.campaign
 import trappm.cluster.launch
 from trappm.cluster.campaign.campaign import CampaignStopped
 from trappm.cluster.campaign.planner import with_whole_pool
+from trappm.cluster.campaign.workers import Worker
 from trappm.cluster.launch import check_spec, order_retry, order_stop, start_or_continue, to_resume
-from trappm.cluster.messages import Worker
-from trappm.cluster.profiles import Traced
 from trappm.cluster.spec import parse_spec
+from trappm.cluster.trace_tasks import Traced
 from trappm.profiler import traced_step
 from trappm.profiler.errors import CampaignError, InputError
 from trappm.profiler.host.environment import stack_fingerprint

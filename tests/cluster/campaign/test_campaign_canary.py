@@ -19,7 +19,7 @@ from fakes import (
 )
 
 from trappm.cluster.campaign.campaign import CanaryStopError
-from trappm.cluster.campaign.host_checks import SET_ASIDE_S, HostChecks
+from trappm.cluster.campaign.workers import SET_ASIDE_S, HostChecks
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Provenance
 

@@ -4,7 +4,7 @@ import pytest
 from encoded_pool import hasty_encoders
 from fakes import FakeWorkers, campaign
 
-from trappm.cluster.learning.campaign_learner import CampaignLearner
+from trappm.cluster.campaign.learner import CampaignLearner
 from trappm.learner.paper import encoder
 from trappm.learner.snapshots.registry import Registry
 from trappm.learner.snapshots.snapshot import load_snapshot

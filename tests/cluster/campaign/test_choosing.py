@@ -17,10 +17,10 @@ from fakes import (
     ran,
 )
 
-from trappm.cluster.campaign.history import training_labels
-from trappm.cluster.learning.campaign_learner import CampaignLearner
-from trappm.cluster.messages import Choice, ChoiceRequest
-from trappm.cluster.profiles import trace_of
+from trappm.cluster.campaign.learner import CampaignLearner
+from trappm.cluster.campaign.planner import Choice, ChoiceRequest
+from trappm.cluster.campaign.training import training_labels
+from trappm.cluster.trace_tasks import trace_of
 from trappm.learner.acquisition import STRATEGIES
 from trappm.learner.acquisition.pool_knowledge import PoolKnowledge
 from trappm.learner.interface import TrainingLabel

@@ -9,10 +9,10 @@ import pytest
 from fakes import BUDGET, FakeLearner, FakeWorkers, campaign, labels_by_device, ran
 
 import trappm.cluster.campaign.campaign
-import trappm.cluster.campaign.history
+import trappm.cluster.campaign.training
 from trappm.cluster.campaign.campaign import CampaignStopped
+from trappm.cluster.campaign.training import Judgement
 from trappm.cluster.launch import order_retry
-from trappm.cluster.training_report import Judgement
 from trappm.profiler.errors import InputError
 from trappm.reports.campaign_facts import campaign_facts
 from trappm.reports.campaign_report import print_status

@@ -18,9 +18,8 @@ from ray.exceptions import ActorDiedError, RayTaskError
 from sqlalchemy import make_url
 
 from trappm.cluster import launch
-from trappm.cluster.campaign import progress
-from trappm.cluster.campaign.ownership import this_process
-from trappm.cluster.campaign.progress import Follower
+from trappm.cluster.campaign import process
+from trappm.cluster.campaign.process import Follower, this_process
 from trappm.cluster.spec import load_preset
 from trappm.profiler.errors import CampaignError, InputError
 from trappm.store import CampaignState, Home, Store, StoreNotUpError
@@ -80,7 +79,7 @@ def fake_ray(monkeypatch):
     monkeypatch.setattr(ray, "wait", lambda refs, timeout: ([r for r in refs if r.is_over], []))
     monkeypatch.setattr(ray, "get", get)
     monkeypatch.setattr(launch, "POLL_S", 0.01)
-    monkeypatch.setattr(progress, "POLL_S", 0.01)
+    monkeypatch.setattr(process, "LOOK_S", 0.01)
 
 
 def followed(store, campaign_id, actor, **options):

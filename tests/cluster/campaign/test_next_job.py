@@ -7,23 +7,24 @@ from datetime import UTC, datetime
 
 import pytest
 
-from trappm.cluster.campaign.next_job import (
+from trappm.cluster.campaign.rules import (
     CampaignPlan,
     Choose,
     Close,
     LearnerState,
     MakePool,
+    Need,
     Prepare,
     Publish,
     Train,
     count_waiting,
     due_before,
     may_measure,
+    most_workers,
     next_job,
     stop_that_holds,
 )
-from trappm.cluster.campaign.sharing import Need, most_workers
-from trappm.cluster.stop_rules import StopRules
+from trappm.cluster.spec import StopRules
 from trappm.store import CampaignState
 from trappm.store.records import Pending, Purpose, RoundRecord, Standing
 

@@ -14,15 +14,15 @@ from fakes import BUDGET, FakeLearner, FakeWorkers, campaign, labels_by_device, 
 
 import trappm.cluster.campaign.campaign
 import trappm.store.owners
-from trappm.cluster.campaign import ownership
+from trappm.cluster.campaign import process
 from trappm.cluster.campaign.campaign import CampaignStopped
-from trappm.cluster.campaign.ownership import begin, runs, this_process
+from trappm.cluster.campaign.process import begin, runs, this_process
 from trappm.store import CampaignState, NotOwnerError
 from trappm.store.owners import OwnedError
 
 RUN = """
 import sys, time
-from trappm.cluster.campaign.ownership import begin, ownership
+from trappm.cluster.campaign.process import begin, ownership
 from trappm.store import Store
 url, campaign_id = sys.argv[1:]
 with Store.open(url) as store:
@@ -69,7 +69,7 @@ def test_a_campaign_whose_process_was_killed_resumes_once_it_is_silent(
     told = []
     begin(store, campaign_id, told.append)
     assert "waiting for its earlier process, silent for" in told[0]
-    with ownership.ownership(store, campaign_id) as mine:
+    with process.ownership(store, campaign_id) as mine:
         assert store.campaigns.get(campaign_id).owner.process == this_process()
         mine.assignments.release_leases(campaign_id)
     assert store.campaigns.get(campaign_id).owner is None
@@ -85,7 +85,7 @@ def test_a_process_that_is_about_to_end_is_waited_for(store, campaign_id, runner
 def test_an_owner_renews_its_heartbeat(store, campaign_id, monkeypatch):
     monkeypatch.setattr(trappm.store.owners, "BEAT_S", 0.05)
     begin(store, campaign_id)
-    with ownership.ownership(store, campaign_id):
+    with process.ownership(store, campaign_id):
         first = store.campaigns.get(campaign_id).owner
         seen = set()
         while len(seen) < 3:
@@ -99,7 +99,7 @@ def test_an_owner_renews_its_heartbeat(store, campaign_id, monkeypatch):
 def test_a_campaign_that_was_stopped_before_it_was_claimed_does_not_run(store, campaign_id):
     begin(store, campaign_id)
     store.owners.stop_campaign(campaign_id, CampaignState.CANCELLED)
-    with ownership.ownership(store, campaign_id) as mine:
+    with process.ownership(store, campaign_id) as mine:
         assert mine is None
     assert store.campaigns.get(campaign_id).owner is None
 

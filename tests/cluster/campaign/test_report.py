@@ -10,8 +10,8 @@ from fakes import BUDGET, ONE_DEVICE, FakeLearner, FakeProfiler, FakeWorkers, ca
 from test_campaign_canary import CANARY
 
 from trappm.cluster.campaign.campaign import CampaignStopped
+from trappm.cluster.campaign.training import TrainingReport
 from trappm.cluster.launch import order_retry
-from trappm.cluster.training_report import TrainingReport
 from trappm.profiler.errors import CampaignError
 from trappm.profiler.measuring.canary import CanaryPlan, read_canary
 from trappm.profiler.records import Configuration, Outcome, Protocol

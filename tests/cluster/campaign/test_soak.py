@@ -22,8 +22,8 @@ from fakes import (
 from store_samples import fill_the_disk, lost_reply
 
 from trappm.cluster.campaign.campaign import CampaignStopped
+from trappm.cluster.campaign.workers import Finished, Task, Worker
 from trappm.cluster.launch import order_stop
-from trappm.cluster.messages import Finished, Task, Worker
 from trappm.profiler.errors import CampaignError
 from trappm.store import Assignment, CampaignState, Patience, Store
 from trappm.store.records import MAX_LOSSES

@@ -9,8 +9,7 @@ import yaml
 
 from trappm.cluster.file_reference import SECTIONS, json_schema, page
 from trappm.cluster.pool_file import load_pool_file
-from trappm.cluster.spec import load_preset, load_spec, parse_spec, presets
-from trappm.cluster.yaml_file import FileFaultsError
+from trappm.cluster.spec import FileFaultsError, load_preset, load_spec, parse_spec, presets
 from trappm.profiler.errors import InputError
 from trappm.profiler.models.families import FAMILIES, family_of
 from trappm.profiler.models.known_names import model_of

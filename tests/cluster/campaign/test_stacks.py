@@ -15,7 +15,7 @@ from fakes import (
     ran,
 )
 
-from trappm.cluster.campaign.history import training_labels
+from trappm.cluster.campaign.training import training_labels
 from trappm.reports.campaign_facts import campaign_facts
 from trappm.reports.campaign_report import print_report
 

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from trappm.cluster.stop_rules import (
-    StopRules,
+from trappm.cluster.campaign.rules import (
     forecast,
     stop_by_deadline,
     stop_by_target,
     upper_bound,
 )
-from trappm.cluster.training_report import Judgement, Spent
+from trappm.cluster.campaign.training import Judgement, Spent
+from trappm.cluster.spec import StopRules
 
 START = datetime.datetime(2026, 11, 21, 12, 0, tzinfo=datetime.UTC)
 

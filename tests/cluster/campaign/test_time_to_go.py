@@ -2,7 +2,7 @@
 
 import pytest
 
-from trappm.cluster.campaign.progress import seconds_to_go
+from trappm.cluster.campaign.rules import seconds_to_go
 from trappm.cluster.spec import CampaignSpec
 from trappm.store import CampaignState
 from trappm.store.records import Pending, Purpose, RoundRecord, Standing

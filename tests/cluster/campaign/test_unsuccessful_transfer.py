@@ -4,12 +4,12 @@ import pytest
 from encoded_pool import hasty_encoders
 from store_samples import configuration
 
-from trappm.cluster.learning import campaign_learner
-from trappm.cluster.learning.campaign_learner import (
+from trappm.cluster.campaign import learner as campaign_learner
+from trappm.cluster.campaign.learner import (
     CampaignLearner,
     better_heads,
 )
-from trappm.cluster.training_report import TransferErrors
+from trappm.cluster.campaign.training import TransferErrors
 from trappm.learner.interface import TrainingLabel
 from trappm.learner.snapshots.snapshot import load_snapshot
 from trappm.profiler.records import METRICS

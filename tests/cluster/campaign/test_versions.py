@@ -3,7 +3,7 @@
 from fakes import FakeWorkers, ran
 
 import trappm
-from trappm.cluster.profiles import trace_of
+from trappm.cluster.trace_tasks import trace_of
 from trappm.prediction import models as subjects
 from trappm.profiler import traced_step
 from trappm.profiler.traced_step import TraceFolder, TraceKey

@@ -7,7 +7,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict
 
 from trappm.cluster.pool_file import PoolFile
-from trappm.cluster.yaml_file import MAX_FILE_BYTES, load, parse
+from trappm.cluster.spec import MAX_FILE_BYTES, load_file, parse_text
 from trappm.prediction.cost import prices_of
 from trappm.profiler.errors import InputError
 
@@ -35,7 +35,7 @@ GROUP = "architectures: [resnet18], batch_sizes: [1], input_sizes: [32]"
 )
 def test_a_misspelt_key_explains_a_missing_key(text, message):
     with pytest.raises(InputError) as caught:
-        parse(text, PoolFile, origin="my.yaml", kind="pool")
+        parse_text(text, PoolFile, origin="my.yaml", kind="pool")
     assert str(caught.value) == f"my.yaml: {message}"
 
 
@@ -47,7 +47,7 @@ class Two(BaseModel):
 
 def test_another_missing_key_is_still_counted():
     with pytest.raises(InputError, match=r"did you mean 'weight'\? \(and 1 more\)$"):
-        parse("{weigth: 1}", Two, origin="f", kind="test")
+        parse_text("{weigth: 1}", Two, origin="f", kind="test")
 
 
 def test_pipes_devices_and_huge_files_are_not_read(tmp_path):
@@ -56,14 +56,14 @@ def test_pipes_devices_and_huge_files_are_not_read(tmp_path):
         with pytest.raises(
             InputError, match=f"pool file: cannot read {path}: it is not a plain file"
         ):
-            load(path, PoolFile, kind="pool")
+            load_file(path, PoolFile, kind="pool")
     with (tmp_path / "giant.yaml").open("wb") as file:
         file.truncate(MAX_FILE_BYTES + 1)
     with pytest.raises(InputError, match="at most 1,048,576"):
-        load(tmp_path / "giant.yaml", PoolFile, kind="pool")
+        load_file(tmp_path / "giant.yaml", PoolFile, kind="pool")
     (tmp_path / "latin.yaml").write_bytes(b"name: \xe9")
     with pytest.raises(InputError, match="pool file"):
-        load(tmp_path / "latin.yaml", PoolFile, kind="pool")
+        load_file(tmp_path / "latin.yaml", PoolFile, kind="pool")
 
 
 NINE = ["a0: &a0 {k: 1}"]
@@ -92,7 +92,7 @@ def test_every_reader_of_yaml_reports_an_invalid_value_in_one_line(
     (tmp_path / "prices.yaml").write_text(text)
     monkeypatch.setenv("TRAPPM_HOME", str(tmp_path))
     readers = (
-        lambda: parse(text, PoolFile, origin="bad.yaml", kind="pool"),
+        lambda: parse_text(text, PoolFile, origin="bad.yaml", kind="pool"),
         lambda: prices_of("rtx3090"),
     )
     for read in readers:

@@ -17,7 +17,7 @@ from onnx_export import export_onnx
 from playwright.sync_api import expect, sync_playwright
 from store_samples import DEVICE, measure_next, planned
 
-from trappm.cluster.campaign.ownership import ownership
+from trappm.cluster.campaign.process import ownership
 from trappm.extensions.web.app import FILES
 from trappm.profiler.memory.breakdown import Part
 from trappm.store import CampaignState, Home, LabelFilter, Store

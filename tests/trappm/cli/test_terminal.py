@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.progress import TextColumn
 from terminal import COLUMNS, Terminal
 
-from trappm.cluster.campaign.progress import Progress
-from trappm.cluster.profiles import Traced
+from trappm.cluster.campaign.process import Progress
 from trappm.cluster.spec import load_preset
+from trappm.cluster.trace_tasks import Traced
 from trappm.profiler.traced_step import Refusal, TraceKey
 from trappm.store.records import Activity
 from trappm.terminal.progress_bars import BuildDisplay, CampaignDisplay, LiveBar
@@ -67,7 +67,7 @@ def test_a_failing_display_does_not_stop_the_work(screen, monkeypatch, capsys):
 
 CAMPAIGN = """
 import sys
-from trappm.cluster.campaign.progress import Progress
+from trappm.cluster.campaign.process import Progress
 from trappm.cluster.spec import load_preset
 from trappm.store.records import Activity
 from trappm.terminal.progress_bars import CampaignDisplay

@@ -1,6 +1,6 @@
 """The learner of a campaign: encodes its pool, trains its heads, chooses, publishes.
 
-The class has no Ray in it: `actors.learner` makes an actor of it. All randomness comes from the
+The class has no Ray in it: `learner_handle` makes an actor of it. All randomness comes from the
 campaign's seed, so the same labels give the same heads and choices.
 """
 
@@ -17,13 +17,9 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from trappm.cluster.messages import Choice, ChoiceRequest
+from trappm.cluster.campaign.planner import Choice, ChoiceRequest
+from trappm.cluster.campaign.training import Judgement, TrainingReport, TransferErrors
 from trappm.cluster.spec import MIN_TRAINING_LABELS
-from trappm.cluster.training_report import (
-    Judgement,
-    TrainingReport,
-    TransferErrors,
-)
 from trappm.learner.acquisition import AcquisitionRequest, cold_start, strategy_named
 from trappm.learner.acquisition.pool_knowledge import PoolKnowledge, probability_above
 from trappm.learner.heads.physics_heads import Heads, similar_constants, train_heads

@@ -1,4 +1,6 @@
-"""The next job of a campaign: pure functions of what SQL says and of what its learner knows.
+"""The rules of a campaign: its next job, when it stops, and how many GPUs it takes.
+
+All are pure functions of what SQL says and of what the campaign's learner knows.
 
     no pool  -> MakePool: trace a step of each model
              -> Prepare: trace the other steps, train the encoder
@@ -14,19 +16,35 @@ measurements and the learner share, one thing runs at a time, and nothing is lea
 is planned has been measured.
 
 Once a stop rule holds, nothing more begins: what runs ends and is learned from, and what was only
-planned counts as ended.
+planned counts as ended. A target error is checked after each training, budgets before each
+measurement, the deadline once per second.
+
+A campaign takes as many GPUs of a kind as it has work for, up to its `max_workers`. When others
+have work for the same kind, each has an equal share. A campaign that has more than its share gives
+a GPU up, once its measurement has ended, for each one that another campaign lacks of its own share.
+So no GPU is idle while anybody has work for it, and the second of two campaigns begins within a
+measurement of the first.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+import datetime
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from statistics import fmean
 
-from trappm.cluster.stop_rules import Stop, StopRules, stop_by_deadline
-from trappm.profiler.records import number_text
+import numpy as np
+from scipy import stats  # type: ignore[import-untyped]
+
+from trappm.cluster.campaign.training import Judgement, Spent
+from trappm.cluster.spec import CampaignSpec, StopRules, runs_nothing
+from trappm.profiler.records import is_cpu_device, number_text
 from trappm.store.records import Standing
+
+SMALLEST_ERROR = 1e-3
+"""Errors below this percentage count as this."""
 
 _MARGIN = 2.0
 """Training starts when the waiting work lasts this many times as long as the last training."""
@@ -49,6 +67,26 @@ class CampaignPlan:
     @property
     def rounds(self) -> int:
         return len(self.shares[self.devices[0]])
+
+
+def plan_of(spec: CampaignSpec, traces_elsewhere: bool = False) -> CampaignPlan:
+    """Return what a campaign file asks for.
+
+    On CPU devices one thing runs at a time. The same holds for simulated and replayed devices:
+    waiting for the learner costs no GPU there, each round learns from the one before, and the
+    campaign can be repeated.
+    """
+    devices = spec.devices.keys
+    return CampaignPlan(
+        devices=devices,
+        shares={device: spec.shares(device) for device in devices},
+        one_at_a_time=any(is_cpu_device(d) or runs_nothing(d) for d in devices),
+        traces_elsewhere=traces_elsewhere,
+        rules=spec.stop or StopRules(),
+    )
+
+
+# The next job.
 
 
 @dataclass(frozen=True)
@@ -207,40 +245,6 @@ def count_waiting(standing: Standing, plan: CampaignPlan, learner: LearnerState)
     return counts
 
 
-def may_measure(standing: Standing, plan: CampaignPlan, *, begun: int = 0) -> bool:
-    """Return whether one more measurement may begin, in addition to all that run.
-
-    Args:
-        standing: The campaign in the store.
-        plan: What the campaign file asks for.
-        begun: Number of measurements that have begun since then.
-    """
-    return not standing.is_enough and _spent(standing, plan, begun) is None
-
-
-def stop_that_holds(standing: Standing, plan: CampaignPlan, now: datetime) -> Stop | None:
-    """Return the rule by which nothing more may begin: the deadline, or a budget that is spent."""
-    if standing.is_enough:
-        return None
-    if (stop := stop_by_deadline(plan.rules, now)) is not None:
-        return stop
-    rounds = _Rounds(standing, plan)
-    unplanned = any(rounds.first_unplanned(d) < plan.rounds for d in plan.devices)
-    if standing.leased or not (unplanned or standing.pending):
-        return None
-    return _spent(standing, plan)
-
-
-def _spent(standing: Standing, plan: CampaignPlan, begun: int = 0) -> Stop | None:
-    """Return the first budget that is spent; measurements that run count as labels."""
-    labels = standing.labels + standing.leased + begun
-    seconds = sum(standing.seconds.values())
-    for rule, limit, spent in plan.rules.budgets(labels, seconds):
-        if spent >= limit * (1.0 - 1e-9):  # sums of seconds are not exact
-            return Stop(rule, f"{number_text(spent)} of {number_text(limit)} {rule} are spent")
-    return None
-
-
 class _Rounds:
     """Rounds of a campaign: planned by device, ended, closed. One has ended when all parts have."""
 
@@ -299,3 +303,200 @@ def _is_short(
     attempts = standing.attempts.get(device, 0)
     mean_s = standing.seconds[device] / attempts if attempts else 0.0
     return count <= at_once or 0 < count * mean_s / at_once <= _MARGIN * learner.training_s
+
+
+# When the campaign stops.
+
+
+@dataclass(frozen=True)
+class Stop:
+    """The stop rule that holds, with its reason."""
+
+    rule: str
+    reason: str
+    """One line for people."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CampaignEnd(Stop):
+    """Stop rule that ended a campaign, or that will end it first at the present rate."""
+
+    holds: bool
+    """True if it has ended the campaign."""
+    unmeasured: int | None = None
+    """Number of configurations that were planned and not measured, if the rule holds."""
+    labels: int | None = None
+    """Number of labels at which it will hold, if it does not yet."""
+    at: datetime.datetime | None = None
+    """Time at which it will hold, in UTC."""
+
+
+def may_measure(standing: Standing, plan: CampaignPlan, *, begun: int = 0) -> bool:
+    """Return whether one more measurement may begin, in addition to all that run.
+
+    Args:
+        standing: The campaign in the store.
+        plan: What the campaign file asks for.
+        begun: Number of measurements that have begun since then.
+    """
+    return not standing.is_enough and _spent(standing, plan, begun) is None
+
+
+def stop_that_holds(standing: Standing, plan: CampaignPlan, now: datetime.datetime) -> Stop | None:
+    """Return the rule by which nothing more may begin: the deadline, or a budget that is spent."""
+    if standing.is_enough:
+        return None
+    if (stop := stop_by_deadline(plan.rules, now)) is not None:
+        return stop
+    rounds = _Rounds(standing, plan)
+    unplanned = any(rounds.first_unplanned(d) < plan.rounds for d in plan.devices)
+    if standing.leased or not (unplanned or standing.pending):
+        return None
+    return _spent(standing, plan)
+
+
+def _spent(standing: Standing, plan: CampaignPlan, begun: int = 0) -> Stop | None:
+    """Return the first budget that is spent; measurements that run count as labels."""
+    labels = standing.labels + standing.leased + begun
+    seconds = sum(standing.seconds.values())
+    for rule, limit, spent in plan.rules.budgets(labels, seconds):
+        if spent >= limit * (1.0 - 1e-9):  # sums of seconds are not exact
+            return Stop(rule, f"{number_text(spent)} of {number_text(limit)} {rule} are spent")
+    return None
+
+
+def stop_by_target(
+    rules: StopRules, evaluation: Sequence[Judgement], devices: Sequence[str]
+) -> Stop | None:
+    """Return a stop if all targets are reached on all devices with the wanted confidence."""
+    reasons = []
+    for metric, target in (rules.target_mape or {}).items():
+        for device in devices:
+            judged = [j for j in evaluation if (j.device, j.metric) == (device, metric)]
+            bound = upper_bound(judged, rules.confidence)
+            if bound > target:
+                return None
+            mape = fmean(judgement.error_percent for judgement in judged)
+            reasons.append(
+                f"{metric} on {device}: {mape:.2f} %, with {rules.confidence:.0%} "
+                f"confidence below {bound:.2f} % (target {number_text(target)} %)"
+            )
+    return Stop("target", "; ".join(reasons)) if reasons else None
+
+
+def upper_bound(judged: Sequence[Judgement], confidence: float) -> float:
+    """Return the upper confidence bound of a mean error; infinite below two architectures.
+
+    Batch sizes of one architecture have similar errors, so the bound is over architectures.
+    Their errors are taken as log-normal (Cox's method with Student's t; Zhou and Gao 1997).
+    Resampling needs no distribution, but its bound is too low with few architectures.
+    """
+    errors: dict[str | None, list[float]] = defaultdict(list)
+    for judgement in judged:
+        errors[judgement.architecture].append(judgement.error_percent)
+    free = len(errors) - 1
+    if free < 1:
+        return np.inf
+    logs = np.log(np.maximum([fmean(group) for group in errors.values()], SMALLEST_ERROR))
+    spread = float(np.var(logs, ddof=1))
+    error = np.sqrt(spread / len(errors) + spread**2 / (2 * free))
+    bound = logs.mean() + spread / 2 + stats.t.ppf(confidence, free) * error
+    return float(np.exp(min(bound, 50.0)))
+
+
+def stop_by_deadline(rules: StopRules, now: datetime.datetime) -> Stop | None:
+    """Return a stop if the deadline has passed."""
+    if rules.ends_at is None or now < rules.ends_at:
+        return None
+    return Stop("clock", f"it is past {_time_text(rules.ends_at)}")
+
+
+def forecast(rules: StopRules, begin: Spent, now: Spent, planned: int) -> CampaignEnd | None:
+    """Return what will end a campaign first at the pace so far; None if there is no pace yet.
+
+    The pace is that since `begin`, such as the launch, and the `planned` labels of all rounds end
+    the campaign in any case. Targets are not forecast: errors do not fall at a rate.
+    """
+    labels, pace_s = now.labels - begin.labels, (now.at - begin.at).total_seconds()
+    if labels <= 0 or pace_s <= 0:
+        return None
+    label_s = pace_s / labels
+    ends = [(float(planned), "rounds", f"the {planned} labels of all rounds will be there")]
+    ends += [
+        (now.labels * limit / spent, rule, f"{number_text(limit)} {rule} will be spent")
+        for rule, limit, spent in rules.budgets(now.labels, now.gpu_seconds)
+        if spent > 0
+    ]
+    if rules.ends_at is not None:
+        at_labels = now.labels + (rules.ends_at - now.at).total_seconds() / label_s
+        ends.append((at_labels, "clock", f"it will be {_time_text(rules.ends_at)}"))
+    at_labels, rule, reason = min(ends, key=lambda end: end[0])
+    at_labels = max(at_labels, now.labels)
+    wait = datetime.timedelta(seconds=(at_labels - now.labels) * label_s)
+    return CampaignEnd(rule, reason, holds=False, labels=round(at_labels), at=now.at + wait)
+
+
+def _time_text(at: datetime.datetime) -> str:
+    return f"{at.astimezone(datetime.UTC):%Y-%m-%d %H:%M} UTC"
+
+
+# How many GPUs it takes, and how long.
+
+
+@dataclass(frozen=True)
+class Need:
+    """Work of one campaign on one device."""
+
+    waiting: int
+    leased: int
+    max_workers: int
+
+    @property
+    def workers(self) -> int:
+        """Number of workers that it could use."""
+        return min(self.waiting + self.leased, self.max_workers)
+
+
+def most_workers(mine: Need, others: Iterable[Need], gpus: int) -> int:
+    """Return how many workers a campaign may have on a device.
+
+    Args:
+        mine: The campaign's own work.
+        others: Work of the other campaigns that run, of the same label store.
+        gpus: Number of workers that the cluster has room for; 0 while unknown.
+    """
+    rivals = [need for need in others if need.workers]
+    if not rivals or not gpus:
+        return mine.max_workers
+    share = math.ceil(gpus / (1 + len(rivals)))
+    lacking = sum(max(min(need.workers, share) - need.leased, 0) for need in rivals)
+    if not lacking:
+        return mine.max_workers
+    return min(mine.max_workers, max(share, mine.leased - lacking))
+
+
+def seconds_to_go(
+    spec: CampaignSpec, standing: Standing, training_s: float, workers: Mapping[str, int]
+) -> float | None:
+    """Return the expected seconds to the end of a campaign; None before the first measurement.
+
+    The time of a configuration is that of all its attempts, as many fail on a busy machine.
+    """
+    attempts = sum(standing.attempts.values())
+    if not attempts:
+        return None
+    pending, planned = Counter[str](), Counter[str]()
+    for part in standing.pending:
+        pending[part.device] += part.waiting + part.leased
+    for known in standing.rounds:
+        planned.update(known.planned)
+    ended = planned - pending
+    overall_s = sum(standing.seconds.values()) / (ended.total() or attempts)
+    total_s = 0.0
+    for device in spec.devices.keys:
+        count = ended[device] or standing.attempts.get(device)
+        each_s = standing.seconds[device] / count if count else overall_s
+        to_come = max(spec.budget(device) - planned[device], 0) + pending[device]
+        total_s += each_s * to_come / max(1, workers.get(device, 0))
+    open_rounds = 2 + spec.rounds.count - sum(known.is_closed for known in standing.rounds)
+    return total_s + max(open_rounds - 1, 1) * training_s

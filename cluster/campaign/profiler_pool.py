@@ -22,8 +22,7 @@ import psutil
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from trappm.cluster.messages import Finished, Task, Worker
-from trappm.cluster.profiles import TraceTasks
+from trappm.cluster.campaign.workers import Finished, Task, Worker
 from trappm.cluster.ray_runtime import (
     Placement,
     first_line,
@@ -33,6 +32,7 @@ from trappm.cluster.ray_runtime import (
     node_options,
     placement,
 )
+from trappm.cluster.trace_tasks import TraceTasks
 from trappm.profiler.errors import DeviceError, one_line
 from trappm.profiler.host.environment import code_refusal, stack_fingerprint, this_code
 from trappm.profiler.records import Configuration, Measurement, is_cpu_device
@@ -169,7 +169,7 @@ class ProfilerPool:
     wait for a GPU make an autoscaler act.
 
     A node that cannot measure gets no new profiler for some time. A single faulty GPU is held by
-    its profiler, so that no other one gets it (`campaign.host_checks`).
+    its profiler, so that no other one gets it (`workers.HostChecks`).
     """
 
     devices: Sequence[str]

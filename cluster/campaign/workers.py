@@ -1,4 +1,4 @@
-"""Checks of workers before they measure assignments: the canary.
+"""Workers of a campaign: their tasks, how these finish, and checks before they measure.
 
     a worker joins --> canary --> reading, stored --> ok, drifting   continues
                                                   --> stop           measures no more
@@ -13,21 +13,56 @@ it was new.
 from __future__ import annotations
 
 import math
+import uuid
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from trappm.cluster.messages import CanaryCheck, Finished, Worker
 from trappm.cluster.spec import runs_nothing
 from trappm.profiler.measuring.canary import CanaryDecision, CanaryPlan, CanaryReading, CanaryWatch
-from trappm.profiler.records import Measurement
-from trappm.store import RefusedRowError, Store
+from trappm.profiler.records import Configuration, Measurement
+from trappm.store import Assignment, RefusedRowError, Store
 
 SET_ASIDE_S = 3600.0
 """Seconds after which a device that failed its checks is looked at again."""
 
 _MAX_WORKER_FAILURES = 3
 """Number of successive failures after which a worker without a canary is stopped."""
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A profiler: its name, its device, its host and its software stack."""
+
+    name: str
+    device: str
+    host: str
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class CanaryCheck:
+    """A measurement of the canary."""
+
+    configuration: Configuration
+    attempt_key: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+
+Task = Assignment | CanaryCheck
+"""Task of a worker; each has a configuration and an attempt key."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """Result of a task, or why there is none."""
+
+    worker: Worker
+    task: Task
+    measurement: Measurement | None
+    why: str | None = None
+    """Reason why there is no measurement."""
+    is_lost: bool = False
+    """True if the worker or its node is gone, which says nothing about the task."""
 
 
 @dataclass(eq=False)

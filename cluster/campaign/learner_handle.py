@@ -17,7 +17,7 @@ import torch
 from ray.exceptions import RayActorError, RayError, RayTaskError, RuntimeEnvSetupError
 from threadpoolctl import threadpool_limits
 
-from trappm.cluster.learning.campaign_learner import CampaignLearner
+from trappm.cluster.campaign.learner import CampaignLearner
 from trappm.cluster.ray_runtime import first_line, last_line, learner_options
 from trappm.profiler.errors import CampaignError, TrappmError
 from trappm.profiler.host import procfs

@@ -1,1 +1,0 @@
-"""Ray actors, and the handles that the campaign uses for them."""

@@ -1,0 +1,246 @@
+"""The process that runs a campaign: its ownership of it, and how others follow its progress.
+
+One process at a time owns a campaign, and shows a heartbeat. The label store records the owner
+(`store.owners`), and the heartbeat alone decides whether it is alive, wherever it is: an owner that
+was killed is replaced once it has been silent for `SILENT_S`.
+
+    a command                          the campaign's process
+    begin: the campaign is running --> ownership: claim it, and show heartbeats
+    follow: read the store        <--  write activity, events and attempts into the store
+
+`trappm campaign launch` starts a campaign and follows it; `trappm campaign status --follow` only
+follows. Neither asks the process itself, so it does not matter where it runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TypeVar
+
+from trappm.cluster.campaign.rules import CampaignEnd, Stop, forecast
+from trappm.cluster.campaign.training import Spent, training_reports
+from trappm.cluster.spec import CampaignBudget, StopRules
+from trappm.profiler.errors import CampaignError, StoreError
+from trappm.profiler.records import Outcome
+from trappm.store import (
+    AssignmentState,
+    CampaignRecord,
+    CampaignState,
+    NotOwnerError,
+    OwnerProcess,
+    Store,
+)
+from trappm.store import owners as in_store
+from trappm.store.campaigns import STOP_EVENT
+from trappm.store.owners import OwnedError
+from trappm.store.records import Activity, AttemptRecord
+
+STOP_S = 60.0
+"""Seconds that an owner may take to stop."""
+
+POLL_S = 0.3
+
+LOOK_S = 0.5
+"""Seconds between two looks of somebody who follows."""
+
+_Result = TypeVar("_Result")
+
+
+def this_process() -> OwnerProcess:
+    """Return host and id of this process, for people who look for it."""
+    return OwnerProcess(host=platform.node(), pid=os.getpid())
+
+
+def runs(campaign: CampaignRecord) -> bool:
+    """Return whether a process runs this campaign now."""
+    return campaign.owner is not None and campaign.owner.silent_s < in_store.SILENT_S
+
+
+def begin(store: Store, campaign_id: str, tell: Callable[[str], None] = lambda stage: None) -> None:
+    """Mark a campaign as running, unless it has an owner that is alive.
+
+    An owner that was killed is waited for until it counts as silent. `tell` gets lines about it.
+
+    Raises:
+        OwnedError: Another process runs it.
+        InputError: It has ended.
+    """
+    _call_patiently(lambda: store.owners.begin_campaign(campaign_id), tell)
+
+
+@contextlib.contextmanager
+def ownership(store: Store, campaign_id: str) -> Iterator[Store | None]:
+    """Own a begun campaign in the block, with a heartbeat; yield its store.
+
+    The store is None if the campaign was stopped before. Once another process owns the campaign,
+    the store raises NotOwnerError.
+
+    Raises:
+        OwnedError: Another process runs it.
+    """
+    owner_id, process = uuid.uuid4().hex, this_process()
+    claim = lambda: store.owners.claim_campaign(campaign_id, owner_id, process)  # noqa: E731
+    if not _call_patiently(claim, lambda stage: None):
+        yield None
+        return
+    over = threading.Event()
+    beat = threading.Thread(
+        target=_beat, args=(store, campaign_id, owner_id, over), name="heartbeat", daemon=True
+    )
+    beat.start()
+    try:
+        yield store.as_owner(campaign_id, owner_id)
+    finally:
+        over.set()
+        beat.join(in_store.BEAT_S)
+        with contextlib.suppress(StoreError):  # then it is found silent
+            store.impatient().owners.release(campaign_id, owner_id)
+
+
+def _beat(store: Store, campaign_id: str, owner_id: str, over: threading.Event) -> None:
+    impatient = store.impatient()
+    while not over.wait(in_store.BEAT_S):
+        try:
+            impatient.owners.renew(campaign_id, owner_id)
+        except NotOwnerError:
+            return  # the campaign's store raises the same error
+        except StoreError:
+            continue  # it is unavailable, also to others
+
+
+def _call_patiently(do: Callable[[], _Result], tell: Callable[[str], None]) -> _Result:
+    """Call `do`; wait for an owner that is about to stop, or that was killed.
+
+    Raises:
+        OwnedError: The owner has shown another heartbeat, so it is alive.
+    """
+    silent_s, deadline = 0.0, time.monotonic() + STOP_S
+    while True:
+        try:
+            return do()
+        except OwnedError as error:
+            has_beaten = error.owner.silent_s < silent_s
+            if has_beaten and (not error.is_stopping or time.monotonic() > deadline):
+                raise
+            silent_s = error.owner.silent_s
+            tell(f"waiting for its earlier process, silent for {silent_s:.0f} s")
+        time.sleep(POLL_S)
+
+
+# What others see of it.
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Activity of a campaign and its news, for people to watch."""
+
+    activity: Activity
+    lines: tuple[str, ...] = ()
+    """News since the last look, a line each."""
+
+
+class Follower:
+    """Reads what is new of a campaign from its label store; what was there before is left out."""
+
+    def __init__(self, store: Store, campaign_id: str) -> None:
+        self.id = campaign_id
+        self._store = store
+        self._event = self._attempt = 0
+        self.news()
+
+    def look(self) -> tuple[CampaignRecord, Progress]:
+        """Return the campaign and its progress."""
+        campaign = self._store.campaigns.get(self.id)  # first, so that no news of its end are lost
+        has_ended = campaign.owner is None and campaign.state is not CampaignState.RUNNING
+        activity = Activity(stage=str(campaign.state)) if has_ended else campaign.activity
+        return campaign, Progress(activity, self.news())
+
+    def news(self) -> tuple[str, ...]:
+        """Return the events and attempts since the last look, a line each."""
+        events = self._store.campaigns.events(self.id, after=self._event)
+        attempts = self._store.campaigns.attempts(self.id, after=self._attempt)
+        self._event = max((event.id for event in events), default=self._event)
+        self._attempt = max((attempt.id for attempt in attempts), default=self._attempt)
+        news = [(event.at, str(event.message.get("message", event.kind))) for event in events]
+        news += [(attempt.at, attempt_line(attempt)) for attempt in attempts]
+        return tuple(line for _, line in sorted(news, key=lambda each: each[0]))
+
+
+def follow(
+    follower: Follower,
+    watch: Callable[[Progress], None],
+    *,
+    silent_s: float = 0.0,
+    check: Callable[[], None] = lambda: None,
+    until_begun: bool = False,
+) -> CampaignRecord:
+    """Follow a campaign until its process has ended, and return it.
+
+    Args:
+        follower: Reads the label store.
+        watch: Called with the progress.
+        silent_s: Seconds for which a process may be missing, as it starts or is started again.
+        check: Called at each look; raises an error if the process is known to have failed.
+        until_begun: Return once a process runs the campaign.
+
+    Raises:
+        CampaignError: No process runs it, although it is to run.
+    """
+    heard_at = time.monotonic()
+    while True:
+        campaign, progress = follower.look()
+        watch(progress)
+        if campaign.state is CampaignState.RUNNING and runs(campaign):
+            heard_at = time.monotonic()
+            if until_begun:
+                return campaign
+        elif campaign.state is not CampaignState.RUNNING and campaign.owner is None:
+            return campaign
+        elif time.monotonic() - heard_at > silent_s:
+            raise CampaignError(
+                f"no process has run campaign {follower.id} for {silent_s:.0f} s; nothing recorded "
+                f"is lost, continue with: trappm campaign resume {follower.id}"
+            )
+        check()
+        time.sleep(LOOK_S)
+
+
+def attempt_line(attempt: AttemptRecord) -> str:
+    """Return one line for an attempt."""
+    if attempt.step_time_ms is None:
+        result = f"{attempt.outcome}: {attempt.message}"
+    else:
+        memory = attempt.memory_mib
+        result = f"{attempt.step_time_ms:,.1f} ms"
+        result += "" if memory is None else f", {memory:,.0f} MiB"
+        result += "" if attempt.outcome is Outcome.OK else f"  {attempt.outcome}"
+    return f"{attempt.device}  {attempt.configuration}  {result}"
+
+
+def find_stop(store: Store, campaign_id: str) -> Stop | None:
+    """Return the stop rule that has ended a campaign; None if none has."""
+    events = store.campaigns.events(campaign_id, kind=STOP_EVENT)
+    return next((Stop(e.message["rule"], e.message["told"]) for e in events), None)
+
+
+def find_end(store: Store, campaign: CampaignRecord, budget: CampaignBudget) -> CampaignEnd | None:
+    """Return what ended a campaign or will end it; None while there is no pace to forecast."""
+    held = find_stop(store, campaign.id)
+    if held is not None:
+        counts = store.assignments.counts(campaign.id).values()
+        unmeasured = sum(states.get(AssignmentState.OPEN, 0) for states in counts)
+        return CampaignEnd(held.rule, held.reason, holds=True, unmeasured=unmeasured)
+    spent = [r.spent for r in training_reports(store, campaign.id) if r.spent is not None]
+    if not spent:
+        return None
+    launch = Spent(0, 0.0, datetime.fromisoformat(campaign.created_at))
+    begin = spent[0] if len(spent) > 1 else launch
+    return forecast(budget.stop or StopRules(), begin, spent[-1], budget.total)
