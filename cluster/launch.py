@@ -16,10 +16,10 @@ from trappm.cluster.campaign.process import (
     STOP_S,
     Follower,
     Progress,
-    begin,
     find_stop,
     follow,
-    runs,
+    has_live_owner,
+    mark_running,
 )
 from trappm.cluster.campaign.rules import stop_by_deadline
 from trappm.cluster.ray_runtime import (
@@ -253,10 +253,10 @@ def run_campaign(
     """
     with open_store(home) as store, _sigterm_as_interrupt():
         if address is None:
-            begin(store, campaign_id, lambda stage: watch(Progress(Activity(stage=stage))))
+            mark_running(store, campaign_id, lambda stage: watch(Progress(Activity(stage=stage))))
         follower = Follower(store, campaign_id)
         with ray_runtime(address):
-            actor = _start(store, home, campaign_id, spec, address, watch)
+            actor = _start_actor(store, home, campaign_id, spec, address, watch)
             return _follow(
                 store, follower, actor, watch, is_detached=address is not None, until_begun=detach
             )
@@ -286,7 +286,7 @@ def _sigterm_as_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _start(
+def _start_actor(
     store: Store,
     home: Home,
     campaign_id: str,
@@ -305,7 +305,7 @@ def _start(
     if not is_detached:
         require_nodes(spec.devices.keys)  # a cluster may still scale up; this machine will not
     else:
-        if (there := _earlier(store, campaign_id, watch)) is not None:
+        if (there := _find_running_actor(store, campaign_id, watch)) is not None:
             return there
         options |= {
             "name": f"{CAMPAIGN_ACTOR}{campaign_id}",
@@ -320,7 +320,9 @@ def _start(
     return actor_class.remote(home.path, access, campaign_id, spec, is_detached)
 
 
-def _earlier(store: Store, campaign_id: str, watch: Callable[[Progress], None]) -> Any | None:
+def _find_running_actor(
+    store: Store, campaign_id: str, watch: Callable[[Progress], None]
+) -> Any | None:
     """Return the actor that runs the campaign; None if there is none, and a new one may begin.
 
     One that was asked to stop needs a moment. The campaign counts as running from now on, so that
@@ -336,10 +338,10 @@ def _earlier(store: Store, campaign_id: str, watch: Callable[[Progress], None]) 
         try:
             actor = ray.get_actor(f"{CAMPAIGN_ACTOR}{campaign_id}")
         except ValueError:  # there is none
-            begin(store, campaign_id, lambda stage: watch(Progress(Activity(stage=stage))))
+            mark_running(store, campaign_id, lambda stage: watch(Progress(Activity(stage=stage))))
             return None
         campaign = store.campaigns.get(campaign_id)
-        if campaign.state is CampaignState.RUNNING and runs(campaign):
+        if campaign.state is CampaignState.RUNNING and has_live_owner(campaign):
             return actor
         if campaign.owner is None or time.monotonic() - begun_at > 2 * STOP_S:
             ray.kill(actor)  # it has ended, or does not answer; only an owner can write
@@ -362,7 +364,7 @@ def _follow(
         CampaignError: It failed, or its process is gone.
     """
     campaign_id, ended, stopping = follower.id, actor.wait_for_end.remote(), False
-    check = partial(_check, ended, campaign_id, is_detached=is_detached)
+    check = partial(_raise_failure, ended, campaign_id, is_detached=is_detached)
     while True:
         try:
             campaign = follow(
@@ -386,7 +388,7 @@ def _follow(
     return End.FINISHED if campaign.state is CampaignState.FINISHED else End.STOPPED
 
 
-def _check(ended: Any, campaign_id: str, *, is_detached: bool) -> None:
+def _raise_failure(ended: Any, campaign_id: str, *, is_detached: bool) -> None:
     """Raise what ended the campaign's process; that of a cluster is started again by Ray."""
     import ray
     from ray.exceptions import RayError, RayTaskError

@@ -63,13 +63,13 @@ class CampaignActor:
         """Kinds and messages, which the campaign records as events once it has begun."""
         self._is_restarted = ray.get_runtime_context().was_current_actor_reconstructed
         self._ended: Future[None] = Future()
-        threading.Thread(target=self._live, name="campaign", daemon=True).start()
+        threading.Thread(target=self._run_in_thread, name="campaign", daemon=True).start()
 
     def wait_for_end(self) -> None:
         """Return once the campaign has ended or was stopped; raise its failure."""
         self._ended.result()
 
-    def _live(self) -> None:
+    def _run_in_thread(self) -> None:
         try:
             self._run()
             self._ended.set_result(None)
@@ -91,12 +91,12 @@ class CampaignActor:
             folder = self._home.campaigns / self.campaign_id
             is_elsewhere = self._is_restarted and not folder.is_dir()
             folder.mkdir(parents=True, exist_ok=True)
-            workers, learner = self._workers(), self._learner()
+            profilers, learner = self._make_profilers(), self._make_learner()
             campaign = CampaignRunner(
                 store=store,
                 id=self.campaign_id,
                 spec=self.spec,
-                workers=workers,
+                profilers=profilers,
                 learner=learner,
                 snapshots=self._home.snapshots,
                 notes=self._notes,
@@ -118,15 +118,15 @@ class CampaignActor:
             except CampaignStopped:
                 return
             finally:
-                workers.close()  # others wait for the GPUs
+                profilers.close()  # others wait for the GPUs
                 learner.close()
 
-    def _workers(self) -> ProfilerPool:
+    def _make_profilers(self) -> ProfilerPool:
         return ProfilerPool(
             self.spec.devices.keys, may_grow=self.may_grow, tell=partial(self._note, "node")
         )
 
-    def _learner(self) -> LearnerHandle:
+    def _make_learner(self) -> LearnerHandle:
         device = self.spec.learner_device
         if device is not None and not self.may_grow:
             self._note("learner", f"learner_device {device}: not used on a single machine")

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from trappm.cluster.campaign.learner import CampaignLearner
 from trappm.cluster.campaign.planner import PURPOSES, Planner, first_steps, pool_of
-from trappm.cluster.campaign.process import runs
+from trappm.cluster.campaign.process import has_live_owner
 from trappm.cluster.campaign.rules import (
     Choose,
     Close,
@@ -111,7 +111,7 @@ class CampaignRunner:
     """The label store, opened as the campaign's owner."""
     id: str
     spec: CampaignSpec
-    workers: ProfilerPool
+    profilers: ProfilerPool
     learner: LearnerHandle
     snapshots: Path
     """Folder of this host's snapshots, which is the registry if the campaign file names none."""
@@ -125,7 +125,7 @@ class CampaignRunner:
     def __post_init__(self) -> None:
         self.activity = Activity()
         self.protocol = self.spec.measuring_protocol
-        self._plan = plan_of(self.spec, self.workers.traces_elsewhere)
+        self._plan = plan_of(self.spec, self.profilers.traces_elsewhere)
         self._planner = Planner(self.store, self.id, self.spec)
         self._checks = HostChecks(self.store, self.id, self.spec.canary, self.clock)
         self._workers: dict[str, Worker] = {}
@@ -137,18 +137,18 @@ class CampaignRunner:
         self._job: Iterator[None] | None = None
         """The one job, which runs at the same time as measurements; it yields while it waits."""
         self._is_tracing = False
-        self._knows = LearnerState()
+        self._learner_state = LearnerState()
         self._learner_error: TrappmError | None = None
         self._report = TrainingReport()
         self._left_out: Sequence[LeftOut] = ()
         self._snapshot: str | None = None
         self._is_over = False
-        self._told = self.activity
-        self._others: defaultdict[str, list[Need]] = defaultdict(list)
-        self._rivals_at = -math.inf
-        self._seen: Standing | None = None
+        self._reported_activity = self.activity
+        self._rival_needs: defaultdict[str, list[Need]] = defaultdict(list)
+        self._next_rivals_at = -math.inf
+        self._standing: Standing | None = None
         """The last look at the store; None after a change."""
-        self._look_at = 0.0
+        self._next_look_at = 0.0
 
     def note(self, kind: str, message: str) -> None:
         """Record a message as an event, within a second; from any thread."""
@@ -214,23 +214,23 @@ class CampaignRunner:
     def _step(self) -> None:
         """Take one turn of the loop: hand out, go on with the job, record what has come back."""
         self._look()
-        self._welcome()
+        self._refresh_workers()
         standing = self._look()
         if stop := stop_that_holds(standing, self._plan, datetime.now(UTC)):
             self._stop_by(stop)
             return
         if self._job is None:
-            job = next_job(standing, self._plan, self._knows, self._count_able())
+            job = next_job(standing, self._plan, self._learner_state, self._count_able())
             self._job = None if job is None else self._start_job(job)
             if job is None:
-                self._knows = replace(self._knows, may_choose=False)
-        self._go_on()
-        if self._seen is None:
+                self._learner_state = replace(self._learner_state, may_choose=False)
+        self._advance_job()
+        if self._standing is None:
             return  # the job has changed what is to be done
         begun = self._hand_out(standing)
-        if not (begun or self._job or self.workers.list_running()):
+        if not (begun or self._job or self.profilers.list_running()):
             self._require_work(standing)
-        self._finished += self.workers.wait(JOB_POLL_S if self._job else LOOK_S)
+        self._finished += self.profilers.wait(JOB_POLL_S if self._job else LOOK_S)
         self._record()
 
     def _look(self) -> Standing:
@@ -242,17 +242,17 @@ class CampaignRunner:
             CampaignStopped: It was asked to stop.
         """
         now = self.clock()
-        if self._seen is None or now >= self._look_at:
+        if self._standing is None or now >= self._next_look_at:
             self._report_activity()
             # Nodes that trace may come and go.
-            self._plan = replace(self._plan, traces_elsewhere=self.workers.traces_elsewhere)
-            self._seen = self.store.campaigns.standing(self.id)
-            self._look_at = now + LOOK_S
-            if self._seen.state is not CampaignState.RUNNING:
+            self._plan = replace(self._plan, traces_elsewhere=self.profilers.traces_elsewhere)
+            self._standing = self.store.campaigns.standing(self.id)
+            self._next_look_at = now + LOOK_S
+            if self._standing.state is not CampaignState.RUNNING:
                 raise CampaignStopped
-            self._want_workers(self._seen)
-            self._show_counts(self._seen)
-        return self._seen
+            self._want_workers(self._standing)
+            self._show_counts(self._standing)
+        return self._standing
 
     # The workers: they come and go.
 
@@ -264,13 +264,16 @@ class CampaignRunner:
         able = self._list_able()
         idle = [worker for worker in self._workers.values() if worker not in able]
         set_aside = Counter(worker.device for worker in idle)
-        counts, rivals = count_waiting(standing, self._plan, self._knows), self._rivals()
-        at_work = Counter(worker.device for worker, _ in self.workers.list_running())
+        counts, rivals = (
+            count_waiting(standing, self._plan, self._learner_state),
+            self._list_rivals(),
+        )
+        at_work = Counter(worker.device for worker, _ in self.profilers.list_running())
         wanted, at_most = {}, {}
         for device in self._plan.devices:
             most = self._max_workers(self.spec, device)
             mine = Need(counts[device], at_work[device], most)
-            at_most[device] = most_workers(mine, rivals[device], self.workers.room(device))
+            at_most[device] = most_workers(mine, rivals[device], self.profilers.room(device))
             wanted[device] = min(mine.workers, at_most[device])
             if wanted[device]:
                 wanted[device] += set_aside[device]
@@ -279,28 +282,28 @@ class CampaignRunner:
             self.metric("queue", device, counts[device])
             self.metric("workers", device, joined)
             self.metric("busy_share", device, at_work[device] / joined if joined else 0.0)
-        self.workers.want(wanted, at_most, [worker.name for worker in idle])
+        self.profilers.want(wanted, at_most, [worker.name for worker in idle])
 
-    def _rivals(self) -> Mapping[str, list[Need]]:
+    def _list_rivals(self) -> Mapping[str, list[Need]]:
         """Return the work of other campaigns on the same GPUs, read every few seconds."""
         now = self.clock()
-        if now >= self._rivals_at:
-            self._rivals_at = now + RIVALS_S
-            self._others = defaultdict(list)
+        if now >= self._next_rivals_at:
+            self._next_rivals_at = now + RIVALS_S
+            self._rival_needs = defaultdict(list)
             for campaign, part in self.store.campaigns.work():
-                if campaign.id != self.id and runs(campaign):
+                if campaign.id != self.id and has_live_owner(campaign):
                     most = self._max_workers(CampaignBudget.of(campaign), part.device)
                     need = Need(part.waiting, part.leased, most)
-                    self._others[part.device].append(need)
-        return self._others
+                    self._rival_needs[part.device].append(need)
+        return self._rival_needs
 
     @staticmethod
     def _max_workers(budget: CampaignBudget, device: str) -> int:
         return budget.max_workers.on(device, budget.devices)
 
-    def _welcome(self) -> None:
+    def _refresh_workers(self) -> None:
         """Take in workers that have come, and adopt labels for them; forget those that left."""
-        there = {worker.name: worker for worker in self.workers.refresh_workers()}
+        there = {worker.name: worker for worker in self.profilers.refresh_workers()}
         for worker in self._workers.values():
             if there.get(worker.name) != worker:
                 self._checks.forget(worker)
@@ -326,9 +329,9 @@ class CampaignRunner:
         plan = self._plan
         if self._job and (plan.one_at_a_time or (self._is_tracing and not plan.traces_elsewhere)):
             return 0
-        counts = count_waiting(standing, plan, self._knows)
+        counts = count_waiting(standing, plan, self._learner_state)
         first_due = {part.device: part.due for part in reversed(standing.pending) if part.waiting}
-        busy = {worker.name: worker.host for worker, _ in self.workers.list_running()}
+        busy = {worker.name: worker.host for worker, _ in self.profilers.list_running()}
         able = self._list_able()
         idle = [w for w in able if counts[w.device] and w.name not in busy]
         if plan.one_at_a_time:
@@ -344,7 +347,7 @@ class CampaignRunner:
                 lease = self.store.assignments.lease_next(
                     self.id, worker.device, worker.name, host=worker.host,
                     hosts={w.host for w in able if w.device == worker.device},
-                    before=due_before(standing, plan, self._knows, worker.device),
+                    before=due_before(standing, plan, self._learner_state, worker.device),
                 )  # fmt: skip
                 if lease is None:
                     continue
@@ -356,13 +359,13 @@ class CampaignRunner:
             busy[worker.name] = worker.host
             begun += 1
         if leased:
-            self._seen = None
+            self._standing = None
         return begun
 
     def _start(self, worker: Worker, task: Any) -> None:
         """Start a task; its worker is the last in turn."""
         self._workers[worker.name] = self._workers.pop(worker.name)
-        self.workers.start(worker, task, self.protocol)
+        self.profilers.start(worker, task, self.protocol)
 
     def _adopt_labels(self, device: str, fingerprint: str) -> None:
         """Take the labels of earlier campaigns on a device under one software stack."""
@@ -379,7 +382,7 @@ class CampaignRunner:
         self._adopted |= {(device, stack) for stack in stacks}
         adopted = self.store.campaigns.standing(self.id).ended - before
         if adopted:
-            self._seen = None
+            self._standing = None
             self._tell(news=f"{device}: {adopted} labels taken from earlier campaigns")
 
     def _require_work(self, standing: Standing) -> None:
@@ -391,11 +394,11 @@ class CampaignRunner:
             CampaignError: No worker is left for a device, and none will come.
         """
         able = self._count_able()
-        counts = count_waiting(standing, self._plan, self._knows)
+        counts = count_waiting(standing, self._plan, self._learner_state)
         without = {device for device in counts if device not in able}
         if not counts and self._learner_error is not None:
             raise self._learner_error
-        lost = sorted(without - set(self.workers.list_awaited()))
+        lost = sorted(without - set(self.profilers.list_awaited()))
         here = [w for w in self._workers.values() if w.device in lost]
         stopped_here = [f"{w.device}: {self._checks.why_stopped(w)}" for w in here]
         if stopped_here:
@@ -421,7 +424,7 @@ class CampaignRunner:
             return
         settled = self._store_results(finished)
         self._finished = []
-        self._seen = None
+        self._standing = None
         for entry in finished:
             worker, task = entry.worker, entry.task
             if entry.is_lost:
@@ -518,7 +521,7 @@ class CampaignRunner:
             case Publish():
                 return self._publish()
 
-    def _go_on(self) -> None:
+    def _advance_job(self) -> None:
         """Go on with the job; after it the store is looked at again.
 
         A learner that has failed, also when it was started again, does not stop the measurements.
@@ -529,12 +532,12 @@ class CampaignRunner:
             next(self._job)
         except StopIteration:
             self._job = None
-            self._seen = None
+            self._standing = None
         except LearnerError as error:
             self._job = None
-            self._seen = None
+            self._standing = None
             self._learner_error = error.cause
-            self._knows = replace(self._knows, has_failed=True)
+            self._learner_state = replace(self._learner_state, has_failed=True)
             self.note("learner", f"{error.cause}; what is planned is still measured")
 
     def _end_job(self) -> None:
@@ -564,7 +567,9 @@ class CampaignRunner:
         yield from self._trace("steps", self._planner.steps())
         began = self.clock()
         yield from self._call("encoder", CampaignLearner.set_pool, *self._planner.learner_pool())
-        self._knows = replace(self._knows, is_ready=True, training_s=self.clock() - began)
+        self._learner_state = replace(
+            self._learner_state, is_ready=True, training_s=self.clock() - began
+        )
         self._tell(news=f"encoder: ready, {len(self._planner.pool)} configurations embedded")
 
     def _trace(self, stage: str, keys: Collection[TraceKey]) -> Iterator[None]:
@@ -575,11 +580,11 @@ class CampaignRunner:
         begin, before = self.clock(), len(keys) - len(missing)
         self._tell(stage, done=before, total=len(keys))
         self._is_tracing = True
-        tasks = self.workers.trace(missing)
+        tasks = self.profilers.trace(missing)
         try:
             done = 0
             while done < len(missing):
-                is_idle = not self.workers.list_running()
+                is_idle = not self.profilers.list_running()
                 for traced in tasks.take(LOOK_S if is_idle else 0.0):
                     traced.keep(self.store.traces)
                     if traced.remark:
@@ -609,8 +614,8 @@ class CampaignRunner:
         """
         try:
             self.learner.begin(method.__name__, *arguments)
-            while not self.learner.wait(0.0 if self.workers.list_running() else JOB_POLL_S):
-                if stage is not None and not self.workers.list_running():
+            while not self.learner.wait(0.0 if self.profilers.list_running() else JOB_POLL_S):
+                if stage is not None and not self.profilers.list_running():
                     done, total = self.learner.progress()
                     self._tell(stage, done=done, total=total)
                 yield
@@ -638,18 +643,18 @@ class CampaignRunner:
         Raises:
             CampaignError: All labels that could come are there, and they are too few.
         """
-        known = training_labels(self.store, self.id)
-        for left_out in known.left_out:
+        given = training_labels(self.store, self.id)
+        for left_out in given.left_out:
             if left_out not in self._left_out:
                 self.note("stack", str(left_out))
-        self._left_out = known.left_out
+        self._left_out = given.left_out
         ended, began = self._look().ended, self.clock()
-        yield from self._call("learning", CampaignLearner.fit, known.labels)
+        yield from self._call("learning", CampaignLearner.fit, given.labels)
         report: TrainingReport = self.learner.result
         standing, source = self.store.campaigns.standing(self.id), self.spec.devices.source
         has_heads = source in report.devices
-        self._knows = replace(
-            self._knows, has_heads=has_heads, known=ended, may_choose=True,
+        self._learner_state = replace(
+            self._learner_state, has_heads=has_heads, ended_at_training=ended, may_choose=True,
             training_s=self.clock() - began,
         )  # fmt: skip
         if job.is_last_chance and not has_heads and not standing.is_enough:
@@ -680,7 +685,7 @@ class CampaignRunner:
         line = f"enough ({stop.rule}): {stop.reason}"
         event = {"message": line, "rule": stop.rule, "told": stop.reason}
         self.store.campaigns.log_event(self.id, STOP_EVENT, event)
-        self._seen = None
+        self._standing = None
 
     def _publish(self) -> Iterator[None]:
         """Publish a snapshot, make it the latest unless it is worse, and finish.
@@ -712,7 +717,7 @@ class CampaignRunner:
         snapshot, notes = self.learner.result
         for note in notes:
             self.note("published", note)
-        self._seen = None
+        self._standing = None
         self._look()  # the last moment for an order
         yield from self._call("publishing", CampaignLearner.promote, to or self.snapshots, snapshot)
         self._tell(news=self.learner.result)
@@ -727,7 +732,7 @@ class CampaignRunner:
     def _end(self, state: CampaignState, message: str) -> None:
         """Record what has come back, and end in this state, unless an order has set another."""
         self._end_job()
-        self._finished += self.workers.collect()
+        self._finished += self.profilers.collect()
         with contextlib.suppress(StoreError):  # what cannot be recorded is measured again
             self._record()
         self._report_activity()
@@ -749,12 +754,12 @@ class CampaignRunner:
             kind, message = self.notes[0]
             self.store.campaigns.log_event(self.id, kind, {"message": message})
             self.notes.popleft()
-        if self.activity != self._told:
+        if self.activity != self._reported_activity:
             self.store.owners.report(self.id, self.activity)
-            self._told = self.activity
+            self._reported_activity = self.activity
 
     def _show_counts(self, standing: Standing) -> None:
-        at_work = self.workers.list_running()
+        at_work = self.profilers.list_running()
         if not at_work:
             return
         shown = [f"{worker.device}: {task.configuration}" for worker, task in at_work[:SHOWN]]
@@ -764,7 +769,9 @@ class CampaignRunner:
             f"measuring, round {number} of {1 + self.spec.rounds.count}",
             done=min(standing.ended, self.spec.total),
             total=self.spec.total,
-            eta_s=seconds_to_go(self.spec, standing, self._knows.training_s, self._count_able()),
+            eta_s=seconds_to_go(
+                self.spec, standing, self._learner_state.training_s, self._count_able()
+            ),
             current=(*shown, *more),
         )
 

@@ -171,15 +171,15 @@ class CampaignLearner:
         cache: str | Path,
     ) -> None:
         self._preset = preset_named(preset)
-        self._knows_physics = self._preset.head.physical_prior
+        self._has_physical_prior = self._preset.head.physical_prior
         self._strategy = strategy_named(strategy, cost=cost)
         self._source = source
         self._seed = seed
         self._cache = cache
         self._progress = (0, 0)
         self._heads: dict[str, DeviceHeads] = {}
-        self._known: dict[tuple[str, tuple[str, ...]], PoolKnowledge] = {}
-        self._scratch: dict[str, DeviceHeads] = {}
+        self._knowledge_by_card: dict[tuple[str, tuple[str, ...]], PoolKnowledge] = {}
+        self._scratch_heads: dict[str, DeviceHeads] = {}
         self._labels: Sequence[TrainingLabel] = ()
         self._training_labels: Sequence[TrainingLabel] = ()
         self._cards: Mapping[str, str] = {}
@@ -236,8 +236,8 @@ class CampaignLearner:
             errors[device], judgements = self._judge(self._heads[device], held_out)
             evaluation += judgements
             if init is not None:
-                self._scratch[device] = self._train(training, None, next(parts))
-                scratch, _ = self._judge(self._scratch[device], held_out)
+                self._scratch_heads[device] = self._train(training, None, next(parts))
+                scratch, _ = self._judge(self._scratch_heads[device], held_out)
                 transfer[device] = {
                     metric: TransferErrors(errors[device][metric]["mape"], scratch[metric]["mape"])
                     for metric in errors[device]
@@ -261,7 +261,7 @@ class CampaignLearner:
         card = self._cards.get(request.device) or request.card or request.device
         workloads = [pool.workloads(card)[i] for i in rows.tolist()]
         predictions = None if heads is None else heads.predict(workloads)
-        others = self._others(request.device, card, workloads)
+        others = self._target_constants(request.device, card, workloads)
         knowledge = self._knowledge(card, others).of_rows(rows)
 
         def at(names: Iterable[str]) -> IntArray:
@@ -276,7 +276,7 @@ class CampaignLearner:
             candidates=at(request.candidates),
             count=request.count,
             generator=np.random.default_rng(list(request.seed)),
-            covariances=list(knowledge.covariances.values()) if self._knows_physics else [],
+            covariances=list(knowledge.covariances.values()) if self._has_physical_prior else [],
             uncertainty=None if predictions is None else _over_metrics(predictions),
             predicted_cost=_step_times(predictions, knowledge),
             failure=self._failure(request, heads, workloads, knowledge),
@@ -289,7 +289,9 @@ class CampaignLearner:
             for pick in strategy.select(acquisition)
         ]
 
-    def _others(self, device: str, card: str, workloads: Sequence[Workload]) -> KnownDevices | None:
+    def _target_constants(
+        self, device: str, card: str, workloads: Sequence[Workload]
+    ) -> KnownDevices | None:
         """Return step-time constants that a target may have, given the source's labels.
 
         None for the source itself, without kernels, and unless both devices are known GPUs.
@@ -297,7 +299,7 @@ class CampaignLearner:
         cards = card, self._cards.get(self._source, self._source)
         if (
             device == self._source
-            or not self._knows_physics
+            or not self._has_physical_prior
             or any(known_spec(name) in (None, CPU) for name in cards)
             or all(w.kernels is None for w in workloads)
         ):
@@ -317,12 +319,12 @@ class CampaignLearner:
             if value is not None
         }
         metrics = tuple(sorted(known or FIRST_METRICS))
-        if others is None and (card, metrics) in self._known:
-            return self._known[card, metrics]
+        if others is None and (card, metrics) in self._knowledge_by_card:
+            return self._knowledge_by_card[card, metrics]
         workloads, generator = self._pool.workloads(card), self._generator(2)
         knowledge = PoolKnowledge.of(workloads, metrics, known_spec(card), generator, others=others)
         if others is None:  # which change with the source's labels
-            self._known[card, metrics] = knowledge
+            self._knowledge_by_card[card, metrics] = knowledge
         return knowledge
 
     def _failure(
@@ -424,7 +426,7 @@ class CampaignLearner:
         """
         notes = []
         self._note(0, 0)
-        for number, device in enumerate(self._scratch):
+        for number, device in enumerate(self._scratch_heads):
             training = [x for x in self._training_labels if x.device == device]
             judged = cross_validate(
                 training,
@@ -432,9 +434,9 @@ class CampaignLearner:
                 self._heads[self._source],
                 self._train,
                 lambda heads, labels: self._judge(heads, labels)[0],
-                _part(self._note, number, len(self._scratch)),
+                _part(self._note, number, len(self._scratch_heads)),
             )
-            heads, lost = better_heads(self._heads[device], self._scratch[device], judged)
+            heads, lost = better_heads(self._heads[device], self._scratch_heads[device], judged)
             if not lost:
                 continue
             self._heads[device] = heads

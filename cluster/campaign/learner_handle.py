@@ -133,9 +133,9 @@ class LearnerHandle:
 
     def progress(self) -> tuple[int, int]:
         """Return parts done and parts in all of the current call; (0, 0) while unknown."""
-        if ray.wait([self._asked], timeout=0)[0]:
+        if ray.wait([self._progress_call], timeout=0)[0]:
             try:
-                self._progress = ray.get(self._asked)
+                self._progress = ray.get(self._progress_call)
             except RayError:  # the call itself reports it
                 return self._progress
             self._has_started = True
@@ -186,7 +186,7 @@ class LearnerHandle:
         self._submit()
 
     def _ask_progress(self) -> None:
-        self._asked = self._actor.progress.options(concurrency_group="progress").remote()
+        self._progress_call = self._actor.progress.options(concurrency_group="progress").remote()
 
 
 def prepare_learner(learner: type[Any]) -> type[Any]:

@@ -4,9 +4,9 @@ One process at a time owns a campaign, and shows a heartbeat. The label store re
 (`store.owners`), and the heartbeat alone decides whether it is alive, wherever it is: an owner that
 was killed is replaced once it has been silent for `SILENT_S`.
 
-    a command                          the campaign's process
-    begin: the campaign is running --> ownership: claim it, and show heartbeats
-    follow: read the store        <--  write activity, events and attempts into the store
+    a command                     the campaign's process
+    mark_running: it may run  --> ownership: claim it, and show heartbeats
+    follow: read the store    <-- write activity, events and attempts into the store
 
 `trappm campaign launch` starts a campaign and follows it; `trappm campaign status --follow` only
 follows. Neither asks the process itself, so it does not matter where it runs.
@@ -59,12 +59,14 @@ def this_process() -> OwnerProcess:
     return OwnerProcess(host=platform.node(), pid=os.getpid())
 
 
-def runs(campaign: CampaignRecord) -> bool:
+def has_live_owner(campaign: CampaignRecord) -> bool:
     """Return whether a process runs this campaign now."""
     return campaign.owner is not None and campaign.owner.silent_s < in_store.SILENT_S
 
 
-def begin(store: Store, campaign_id: str, tell: Callable[[str], None] = lambda stage: None) -> None:
+def mark_running(
+    store: Store, campaign_id: str, tell: Callable[[str], None] = lambda stage: None
+) -> None:
     """Mark a campaign as running, unless it has an owner that is alive.
 
     An owner that was killed is waited for until it counts as silent. `tell` gets lines about it.
@@ -198,7 +200,7 @@ def follow(
     while True:
         campaign, progress = follower.look()
         watch(progress)
-        if campaign.state is CampaignState.RUNNING and runs(campaign):
+        if campaign.state is CampaignState.RUNNING and has_live_owner(campaign):
             heard_at = time.monotonic()
             if until_begun:
                 return campaign

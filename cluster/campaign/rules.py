@@ -139,7 +139,7 @@ class LearnerState:
     """True if it has the pool and its encoder."""
     has_heads: bool = False
     """True if the source device has heads to choose by."""
-    known: int | None = None
+    ended_at_training: int | None = None
     """Number of assignments that had ended when its last training began."""
     training_s: float = 0.0
     """Duration of its last training; that of the encoder before the first one."""
@@ -151,7 +151,7 @@ class LearnerState:
     @property
     def lacks_heads(self) -> bool:
         """Return whether a training has ended without heads."""
-        return self.known is not None and not self.has_heads
+        return self.ended_at_training is not None and not self.has_heads
 
 
 def next_job(
@@ -193,7 +193,7 @@ def _job_of_learner(
 ) -> Job | None:
     """Return the next job of a learner that has its encoder: close, publish, choose or train."""
     rounds = _Rounds(standing, plan)
-    knows_all = learner.known == standing.ended
+    knows_all = learner.ended_at_training == standing.ended
     if knows_all and (learner.has_heads or standing.is_enough):
         if not rounds.open:
             return None if standing.leased else Publish()
@@ -213,7 +213,7 @@ def _job_of_learner(
     mine = [part for part in standing.pending if part.device == source]
     is_last_chance = not mine
     to_come = count_waiting(standing, plan, learner)[source] + sum(part.leased for part in mine)
-    if learner.known is None and 2 * to_come > plan.shares[source][1]:
+    if learner.ended_at_training is None and 2 * to_come > plan.shares[source][1]:
         return None  # half of the initial round is the least to choose by
     if learner.lacks_heads and not (is_last_chance or standing.is_enough):
         return None  # there were too few labels: wait for all of the initial round

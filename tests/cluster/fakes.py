@@ -481,7 +481,7 @@ def campaign(store, workers, learner=None, campaign_id=None, clock=time.monotoni
         store=owned(store, campaign_id),
         id=campaign_id,
         spec=CampaignSpec.of(store.campaigns.get(campaign_id)),
-        workers=workers,
+        profilers=workers,
         learner=Inline(learner or FakeLearner()),
         snapshots=Path("unused"),
         clock=clock,

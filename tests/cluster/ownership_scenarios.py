@@ -138,7 +138,7 @@ from trappm.store import Store
 with Store.open(sys.argv[1]) as store:
     while True:
         try:
-            trappm.cluster.campaign.process.begin(store, sys.argv[2])
+            trappm.cluster.campaign.process.mark_running(store, sys.argv[2])
             break
         except trappm.store.owners.OwnedError:
             time.sleep(1.0)

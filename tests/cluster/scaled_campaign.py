@@ -110,7 +110,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder, Store.open(f"sqlite:///{folder}/l.db") as store:
         record = store.campaigns.create(plan.name, plan.model_dump(mode="json"), plan.seed)
         campaign = CampaignRunner(
-            store=owned(store, record.id), id=record.id, spec=plan, workers=workers,
+            store=owned(store, record.id), id=record.id, spec=plan, profilers=workers,
             learner=Inline(FakeLearner(), dict.fromkeys(["set_pool", "fit"], training_s)),
             snapshots=Path("unused"),
         )  # fmt: skip

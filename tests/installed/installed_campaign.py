@@ -61,7 +61,7 @@ def main():
         )  # fmt: skip
         CampaignRunner(
             store=fakes.owned(store, record.id), id=record.id, spec=spec,
-            workers=fakes.FakeWorkers(trace_of=trace_of), learner=fakes.Inline(learner),
+            profilers=fakes.FakeWorkers(trace_of=trace_of), learner=fakes.Inline(learner),
             snapshots=home.snapshots,
         ).run()  # fmt: skip
         report = {

@@ -70,7 +70,7 @@ def launch(
             campaign, spec = start_or_continue(store, spec)
         except InputError as error:
             raise InputError(f"{file or f'preset {preset}'}: {error}") from error
-    _run(home, campaign.id, spec, address, detach)
+    _run_and_report(home, campaign.id, spec, address, detach)
 
 
 @app.command(epilog="Example: trappm campaign status --follow")
@@ -211,7 +211,7 @@ def resume(
             typer.echo(f"{count} assignments are measured again")
             campaign_id = campaign.id
         campaign = to_resume(store, campaign_id)
-    _run(home, campaign.id, CampaignSpec.of(campaign), address, detach)
+    _run_and_report(home, campaign.id, CampaignSpec.of(campaign), address, detach)
 
 
 @app.command(epilog="Example: trappm campaign cancel 1a2b3c4d")
@@ -271,21 +271,21 @@ def _stop(campaign_id: str | None, state: str, next_step: str) -> None:
 
 def _follow(store: Store, campaign_id: str) -> None:
     """Show the progress of a campaign until its process has ended; a file gets only its status."""
-    from trappm.cluster.campaign.process import Follower, follow, runs
+    from trappm.cluster.campaign.process import Follower, follow, has_live_owner
     from trappm.cluster.launch import SILENT_S
     from trappm.cluster.spec import CampaignBudget
     from trappm.terminal.progress_bars import CampaignDisplay
     from trappm.terminal.tables import console
 
     campaign = store.campaigns.get(campaign_id)
-    if not (runs(campaign) and console().is_terminal):
+    if not (has_live_owner(campaign) and console().is_terminal):
         return
     budget = CampaignBudget.of(campaign)
     with CampaignDisplay(campaign.id, budget, campaign.name, campaign.seed) as display:
         follow(Follower(store, campaign.id), display.show, silent_s=SILENT_S)
 
 
-def _run(
+def _run_and_report(
     home: Home, campaign_id: str, spec: CampaignSpec, address: str | None, detach: bool
 ) -> None:
     from trappm.cluster.launch import End, run_campaign

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from trappm.cluster.campaign.process import find_end, find_stop, runs
+from trappm.cluster.campaign.process import find_end, find_stop, has_live_owner
 from trappm.cluster.campaign.rules import CampaignEnd
 from trappm.cluster.campaign.training import TrainingReport
 from trappm.cluster.launch import LOST, RETRIED
@@ -270,7 +270,7 @@ def live_state(campaign: CampaignRecord) -> str:
     """Return the state of a campaign; a running one may be starting, or its process gone."""
     if campaign.state is CampaignState.RUNNING and campaign.owner is None:
         return STARTING
-    if campaign.state is CampaignState.RUNNING and not runs(campaign):
+    if campaign.state is CampaignState.RUNNING and not has_live_owner(campaign):
         return INTERRUPTED
     return str(campaign.state)
 

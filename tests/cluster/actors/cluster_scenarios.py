@@ -52,7 +52,7 @@ from ownership_scenarios import (
 import trappm.cluster.campaign.profiler_pool
 from trappm.cluster import ray_runtime, trace_tasks
 from trappm.cluster.campaign import learner as learner_actor
-from trappm.cluster.campaign.process import runs
+from trappm.cluster.campaign.process import has_live_owner
 from trappm.cluster.launch import order_stop
 from trappm.profiler.errors import CampaignError
 from trappm.profiler.host.environment import this_code
@@ -300,7 +300,7 @@ def campaign_node_lost(url):
         made.remove_node(node, allow_graceful=False)
         report = {"error": None}
         if url.startswith("sqlite"):  # its file was on that node
-            wait_until(lambda: not runs(store.campaigns.get(campaign_id)))
+            wait_until(lambda: not has_live_owner(store.campaigns.get(campaign_id)))
             report["error"] = live_state(store.campaigns.get(campaign_id))
             launch(url, campaign_id, plan)
         return finished(store, campaign_id, plan) | report
@@ -340,7 +340,7 @@ def paused_and_resumed_at_once(url):
             wait_for_attempts(store, campaign_id, count)
             order_stop(store, campaign_id, CampaignState.PAUSED)
             if count == 20:
-                wait_until(lambda: not runs(store.campaigns.get(campaign_id)))
+                wait_until(lambda: not has_live_owner(store.campaigns.get(campaign_id)))
             launch(url, campaign_id, plan)
         return finished(store, campaign_id, plan)
 

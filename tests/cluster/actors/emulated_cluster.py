@@ -192,7 +192,7 @@ def play(url, plan, faults=lambda measured: None, learner=None):
             plan.devices.keys, may_grow=True, tell=lambda message: campaign.note("node", message)
         )
         campaign = CampaignRunner(
-            store=owned(store, campaign_id), id=campaign_id, spec=plan, workers=workers,
+            store=owned(store, campaign_id), id=campaign_id, spec=plan, profilers=workers,
             snapshots=Path("unused"), learner=learner or Inline(FakeLearner()),
         )  # fmt: skip
         if isinstance(learner, LearnerHandle):

@@ -72,7 +72,7 @@ def test_a_campaign_that_moves_to_another_host_publishes_once_into_its_registry(
     assert not (tmp_path / "second" / "aliases").exists()
     Registry(registry).pull(snapshot_id, tmp_path / "user")
     assert load_snapshot(tmp_path / "user").manifest.campaign == first.id
-    assert second.workers.lines[-1] == f"snapshot {snapshot_id} in {registry}"
+    assert second.profilers.lines[-1] == f"snapshot {snapshot_id} in {registry}"
 
 
 def test_the_parent_is_the_latest_of_the_registry(store, registry, tmp_path):

@@ -162,10 +162,12 @@ def test_resuming_kills_an_earlier_process_that_does_not_end(store, campaign_id,
     monkeypatch.setattr(ray, "get_actor", get_actor)
     monkeypatch.setattr(ray, "kill", there.remove)
     mine = claimed(store, campaign_id)
-    assert launch._earlier(store, campaign_id, print) is there[0]  # it runs: it is followed
+    assert (
+        launch._find_running_actor(store, campaign_id, print) is there[0]
+    )  # it runs: it is followed
     store.owners.stop_campaign(campaign_id, CampaignState.PAUSED)
     mine.owners.release(campaign_id, "o")
-    assert launch._earlier(store, campaign_id, print) is None
+    assert launch._find_running_actor(store, campaign_id, print) is None
     assert there == []
     assert store.campaigns.state(campaign_id) is CampaignState.RUNNING
 

@@ -55,7 +55,7 @@ def standing(*rounds, pending=(), **changes):
 
 def trained(state, **changes):
     """The learner after a training on all that has ended."""
-    return replace(READY, **({"known": state.ended, "has_heads": True} | changes))
+    return replace(READY, **({"ended_at_training": state.ended, "has_heads": True} | changes))
 
 
 def job(state, plan=CPU, learner=READY, workers=None):
@@ -132,7 +132,7 @@ def test_on_gpus_the_learner_runs_ahead():
     assert job(many, GPUS, slow, workers) is None  # too few labels to choose by
     some = standing(*rounds, pending=[("a100", 1, 1, 1), ("v100", 1, 2, 0)], **measured)
     assert job(some, GPUS, slow, workers) == Train(is_last_chance=False)
-    after = trained(many, training_s=10.0, known=many.ended - 1, may_choose=True)
+    after = trained(many, training_s=10.0, ended_at_training=many.ended - 1, may_choose=True)
     assert job(many, GPUS, after, workers) == Choose("a100", 2, 2)
     assert job(many, GPUS, replace(after, may_choose=False), workers) == Train(False)
 

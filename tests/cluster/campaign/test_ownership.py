@@ -16,17 +16,17 @@ import trappm.cluster.campaign.campaign
 import trappm.store.owners
 from trappm.cluster.campaign import process
 from trappm.cluster.campaign.campaign import CampaignStopped
-from trappm.cluster.campaign.process import begin, runs, this_process
+from trappm.cluster.campaign.process import has_live_owner, mark_running, this_process
 from trappm.store import CampaignState, NotOwnerError
 from trappm.store.owners import OwnedError
 
 RUN = """
 import sys, time
-from trappm.cluster.campaign.process import begin, ownership
+from trappm.cluster.campaign.process import mark_running, ownership
 from trappm.store import Store
 url, campaign_id = sys.argv[1:]
 with Store.open(url) as store:
-    begin(store, campaign_id)
+    mark_running(store, campaign_id)
     with ownership(store, campaign_id) as mine:
         print("runs", flush=True)
         sys.stdin.read()
@@ -54,11 +54,11 @@ def runner(store, campaign_id):
 def test_a_running_campaign_is_refused_to_a_second_process(store, campaign_id, runner, monkeypatch):
     """Once it has shown another heartbeat: the last one may be from before it was killed."""
     monkeypatch.setattr(trappm.store.owners, "BEAT_S", 0.2)  # here; it beats every 5 s
-    assert runs(store.campaigns.get(campaign_id))
+    assert has_live_owner(store.campaigns.get(campaign_id))
     assert store.campaigns.get(campaign_id).owner.process.pid == runner.pid
     with pytest.raises(OwnedError, match=rf"process {runner.pid}\) since"):
-        begin(store, campaign_id)
-    assert runs(store.campaigns.get(campaign_id))
+        mark_running(store, campaign_id)
+    assert has_live_owner(store.campaigns.get(campaign_id))
 
 
 def test_a_campaign_whose_process_was_killed_resumes_once_it_is_silent(
@@ -67,7 +67,7 @@ def test_a_campaign_whose_process_was_killed_resumes_once_it_is_silent(
     monkeypatch.setattr(trappm.store.owners, "SILENT_S", 2.0)
     os.kill(runner.pid, signal.SIGKILL)
     told = []
-    begin(store, campaign_id, told.append)
+    mark_running(store, campaign_id, told.append)
     assert "waiting for its earlier process, silent for" in told[0]
     with process.ownership(store, campaign_id) as mine:
         assert store.campaigns.get(campaign_id).owner.process == this_process()
@@ -78,13 +78,13 @@ def test_a_campaign_whose_process_was_killed_resumes_once_it_is_silent(
 def test_a_process_that_is_about_to_end_is_waited_for(store, campaign_id, runner):
     store.owners.stop_campaign(campaign_id, CampaignState.PAUSED)
     threading.Timer(0.5, runner.stdin.close).start()
-    begin(store, campaign_id)
+    mark_running(store, campaign_id)
     assert runner.wait() == 0
 
 
 def test_an_owner_renews_its_heartbeat(store, campaign_id, monkeypatch):
     monkeypatch.setattr(trappm.store.owners, "BEAT_S", 0.05)
-    begin(store, campaign_id)
+    mark_running(store, campaign_id)
     with process.ownership(store, campaign_id):
         first = store.campaigns.get(campaign_id).owner
         seen = set()
@@ -97,7 +97,7 @@ def test_an_owner_renews_its_heartbeat(store, campaign_id, monkeypatch):
 
 
 def test_a_campaign_that_was_stopped_before_it_was_claimed_does_not_run(store, campaign_id):
-    begin(store, campaign_id)
+    mark_running(store, campaign_id)
     store.owners.stop_campaign(campaign_id, CampaignState.CANCELLED)
     with process.ownership(store, campaign_id) as mine:
         assert mine is None

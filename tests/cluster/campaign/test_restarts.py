@@ -57,7 +57,7 @@ def test_a_campaign_killed_between_any_two_statements_ends_the_same(new_store, d
                 again, learner = begun(store, devices, run.id)
                 again.run()
                 assert learner.promoted == "snap1"
-                assert not recorded & set(again.workers.starts)  # each label once
+                assert not recorded & set(again.profilers.starts)  # each label once
             record = store.campaigns.get(run.id)
             assert (record.state, record.snapshot) == ("finished", "snap1")
             names = dict(zip(BUDGET, GPUS["devices"].values() if devices else BUDGET, strict=True))
