@@ -46,7 +46,7 @@ def export_onnx(
         path: the file to write.
         batch_size: None for a dynamic batch axis, else the one batch size of the file.
     """
-    from trappm.extensions.onnx.opening import BUFFERS_KEY
+    from trappm.extensions.onnx.checked_model import BUFFERS_KEY
 
     module = _uninitialised(model, input_size) if isinstance(model, str) else model
     axes = {IMAGE: {0: "batch"}, "logits": {0: "batch"}} if batch_size is None else None

@@ -12,9 +12,9 @@ import pytest
 from onnx import TensorProto, helper
 from onnx_export import file_graph
 
+from trappm.extensions.onnx.checked_model import Operation
+from trappm.extensions.onnx.constant_folding import fold
 from trappm.extensions.onnx.file_trace import file_trace
-from trappm.extensions.onnx.folding import fold
-from trappm.extensions.onnx.opening import Operation
 from trappm.profiler.errors import ModelFileError, UnsupportedModelError
 from trappm.profiler.traced_step import TraceSource
 

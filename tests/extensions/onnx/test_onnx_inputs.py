@@ -12,7 +12,7 @@ from small_modules import Function, Parts
 from torch import nn
 
 import trappm
-from trappm.extensions.onnx.file_trace import file_trace, rebuilt
+from trappm.extensions.onnx.file_trace import file_trace, rebuild
 from trappm.profiler.errors import TrappmError
 from trappm.profiler.memory.simulation import memory_of
 from trappm.profiler.models.model_input import ExampleInputs
@@ -94,7 +94,7 @@ def weight(name, kind, *shape):
 
 def equal_steps(path, module, inputs, size=None, rel=0.02):
     """Compare the step of a file with the step of its module."""
-    ours = trace(*rebuilt(path, size))
+    ours = trace(*rebuild(path, size))
     theirs = trace(module, ExampleInputs.of(*inputs))
     assert ours.kernels.parameters == theirs.kernels.parameters
     for batch_size in (8, 64):
@@ -145,7 +145,7 @@ def test_a_recurrent_file_with_time_first_has_its_batch_behind(tmp_path):
     fixed = saved(tmp_path, nodes, [value("x", TensorProto.FLOAT, [10, 3, 8])], weights)
     assert file_trace(fixed).graph.fixed_batch_size == 3
     opened = saved(tmp_path, nodes, [value("x", TensorProto.FLOAT, [None, None, 8])], weights)
-    shapes = rebuilt(opened, 10, is_tokens=True)[1].shapes
+    shapes = rebuild(opened, 10, is_tokens=True)[1].shapes
     assert shapes == ((10, None, 8),)
 
 

@@ -12,8 +12,8 @@ from small_modules import Function
 from torch import nn
 from torch.nn import functional as F  # noqa: N812  # the usual name
 
+from trappm.extensions.onnx.checked_model import load_checked
 from trappm.extensions.onnx.module import RebuiltModule
-from trappm.extensions.onnx.opening import load_checked
 from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.memory.simulation import memory_of
 from trappm.profiler.models.model_input import Sample

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from trappm.extensions.onnx.folded_norms import with_norms
+from trappm.extensions.onnx.checked_model import input_shapes, load_checked
+from trappm.extensions.onnx.folded_norms import restore_norms
 from trappm.extensions.onnx.module import RebuiltModule
-from trappm.extensions.onnx.opening import input_shapes, load_checked
 from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.models.model_input import Inputs
 from trappm.profiler.records import GraphTemplate, Phase
@@ -61,9 +61,9 @@ def file_trace(
     Of a file with a fixed batch size, the step is that of this one only.
 
     Raises:
-        ModelFileError, InputError, UnsupportedModelError: As `rebuilt` and `profiler.trace.trace`.
+        ModelFileError, InputError, UnsupportedModelError: As `rebuild` and `profiler.trace.trace`.
     """
-    module, inputs = rebuilt(path, input_size, is_tokens=is_tokens)
+    module, inputs = rebuild(path, input_size, is_tokens=is_tokens)
     made = trace(module, inputs, settings, phase, batch_size=batch_size, with_origins=with_origins)
     if made.allocations is None or made.graph is None:
         return made
@@ -71,7 +71,7 @@ def file_trace(
     return replace(made, source=TraceSource.REBUILT, remark=remark)
 
 
-def rebuilt(
+def rebuild(
     path: Path, input_size: int | None = None, *, is_tokens: bool = False
 ) -> tuple[RebuiltModule, FileInputs]:
     """Return a module rebuilt from an ONNX file, and its inputs.
@@ -86,7 +86,7 @@ def rebuilt(
         InputError: `input_size` contradicts the file.
         UnsupportedModelError: No module can be made of it.
     """
-    model = with_norms(load_checked(path))
+    model = restore_norms(load_checked(path))
     try:
         module = RebuiltModule(model, str(path))
     except UnsupportedModelError as error:

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import onnx
 
-from trappm.extensions.onnx.opening import CheckedModel, Kind, Operation
+from trappm.extensions.onnx.checked_model import CheckedModel, Kind, Operation
 
 _NORM = "BatchNormalization"
 _OTHER_NORMS = frozenset({"InstanceNormalization", "LayerNormalization", "GroupNormalization"})
@@ -33,10 +33,10 @@ _DEEP = 30
 _UNKNOWN: Kind = (0, ())
 
 
-def with_norms(model: CheckedModel) -> CheckedModel:
+def restore_norms(model: CheckedModel) -> CheckedModel:
     """Return the model with a batch norm after each convolution that clearly lost its own."""
-    operations, kinds = list(_direct(model.operations)), _kinds(model)
-    pooled = _pooled(operations, set(kinds))
+    operations, kinds = list(_skip_identities(model.operations)), _kinds(model)
+    pooled = _find_pooled(operations, set(kinds))
     if not pooled.issuperset(model.outputs):
         return model  # no classifier of images
     maker = {name: o.operator for o in operations for name in o.outputs}
@@ -44,20 +44,20 @@ def with_norms(model: CheckedModel) -> CheckedModel:
     if not _BEFORE_ANY_NORM.issuperset(normalised):
         return model  # the exporter folded none, or the network has none after convolutions
     convolutions = [o for o in operations if o.operator == "Conv" and o.inputs[0] not in pooled]
-    bare = _bare(convolutions, operations, model.outputs)
+    bare = _find_bare(convolutions, operations, model.outputs)
     known = all(len(kinds.get(c.inputs[1], _UNKNOWN)[1]) == 4 for c in bare.values())
     if 2 * len(bare) < len(convolutions) or not (bare and known):
         return model
     biased = {name: c for name, c in bare.items() if len(c.inputs) > 2}
     if normalised:  # where activations come before convolutions, others lost none
         bare = biased
-    elif not _needs_norms(operations, _open(operations, bare, set(kinds)), kinds, pooled):
+    elif not _needs_norms(operations, _find_open(operations, bare, set(kinds)), kinds, pooled):
         return model
     # A folded norm leaves a bias behind, except in a network that was never trained.
-    return _restored(model, operations, biased or bare, kinds)
+    return _insert_norms(model, operations, biased or bare, kinds)
 
 
-def _bare(
+def _find_bare(
     convolutions: Sequence[Operation], operations: Sequence[Operation], outputs: Sequence[str]
 ) -> dict[str, Operation]:
     """Map output names to convolutions whose batch norm may have been folded away."""
@@ -73,7 +73,7 @@ def _bare(
     }
 
 
-def _open(
+def _find_open(
     operations: Sequence[Operation], bare: Mapping[str, Operation], weights: Set[str]
 ) -> dict[str, Operation]:
     """Return the convolutions without another norm earlier in their branch."""
@@ -121,7 +121,7 @@ def _kinds(model: CheckedModel) -> dict[str, Kind]:
     return {**small, **model.weights}
 
 
-def _direct(operations: Sequence[Operation]) -> Iterator[Operation]:
+def _skip_identities(operations: Sequence[Operation]) -> Iterator[Operation]:
     """Yield the operations without identities."""
     names: dict[str, str] = {}
     for operation in operations:
@@ -132,7 +132,7 @@ def _direct(operations: Sequence[Operation]) -> Iterator[Operation]:
             yield operation._replace(inputs=inputs)
 
 
-def _pooled(operations: Sequence[Operation], weights: Set[str]) -> set[str]:
+def _find_pooled(operations: Sequence[Operation], weights: Set[str]) -> set[str]:
     """Return the names of tensors made of pooled images and weights alone."""
     pooled: set[str] = set()
     for operation in operations:
@@ -142,7 +142,7 @@ def _pooled(operations: Sequence[Operation], weights: Set[str]) -> set[str]:
     return pooled
 
 
-def _restored(
+def _insert_norms(
     model: CheckedModel,
     operations: Sequence[Operation],
     bare: Mapping[str, Operation],

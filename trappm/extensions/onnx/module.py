@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trappm.extensions.onnx.folding import Array, fold, shape_value
-from trappm.extensions.onnx.opening import CheckedModel, Kind, Operation, value_of
+from trappm.extensions.onnx.checked_model import CheckedModel, Kind, Operation, value_of
+from trappm.extensions.onnx.constant_folding import Array, fold, shape_value
 from trappm.extensions.onnx.operators import (
     FUNCTIONS,
     Dialect,
@@ -29,7 +29,7 @@ from trappm.extensions.onnx.operators import (
     run_unknown,
     torch_type,
 )
-from trappm.extensions.onnx.patterns import put_together
+from trappm.extensions.onnx.patterns import fuse_operations
 from trappm.profiler.errors import TrappmError, UnsupportedModelError, one_line
 
 
@@ -89,8 +89,8 @@ class RebuiltModule(nn.Module):
             self._add(attribute, kind, turned, key in model.parameters, key in model.quantized)
             attribute_of[key] = attribute + (".t" if turned else "")
         dialect = Dialect(list(model.source.opset_import), model.source.ir_version)
-        operations = put_together(
-            list(_folded(model.operations, constants, dialect.version(""))),
+        operations = fuse_operations(
+            list(_fold_constants(model.operations, constants, dialect.version(""))),
             set(model.outputs),
             constants,
             self._inputs,
@@ -200,7 +200,7 @@ def _value(operation: Operation, name: str, values: Mapping[str, Value]) -> Valu
     return values[name]
 
 
-def _folded(
+def _fold_constants(
     operations: Iterable[Operation], constants: dict[str, Array], opset: int
 ) -> Iterator[Operation]:
     """Yield all operations except those on constants, whose results become constants."""

@@ -21,8 +21,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # the usual name
 from torch import Tensor
 
-from trappm.extensions.onnx.folding import MAX_FOLDED_ELEMENTS, Array
-from trappm.extensions.onnx.opening import FLOATS, MAX_ELEMENTS, MAX_RANK, Operation
+from trappm.extensions.onnx.checked_model import FLOATS, MAX_ELEMENTS, MAX_RANK, Operation
+from trappm.extensions.onnx.constant_folding import MAX_FOLDED_ELEMENTS, Array
 from trappm.extensions.onnx.patterns import IN_PLACE
 from trappm.profiler.errors import UnsupportedModelError, one_line
 
@@ -100,7 +100,7 @@ class NodeCall:
     def tensor(self, place: int = 0) -> Tensor:
         return as_tensor(self.value(place))
 
-    def optional(self, place: int) -> Tensor | None:
+    def optional_tensor(self, place: int) -> Tensor | None:
         return self.tensor(place) if self.has(place) else None
 
     def operand(self, place: int) -> Any:
@@ -110,7 +110,7 @@ class NodeCall:
             return value.item()
         return as_tensor(value)
 
-    def known(self, place: int) -> Array | None:
+    def known_value(self, place: int) -> Array | None:
         """Return an input whose value must be known before the step runs; None if missing."""
         value = self.value(place)
         if isinstance(value, Tensor):
@@ -121,7 +121,7 @@ class NodeCall:
         """Return integers that are an attribute in older opsets and an input in newer ones."""
         if name in self.attributes:
             return [int(i) for i in np.atleast_1d(self.attributes[name])]
-        value = None if place is None else self.known(place)
+        value = None if place is None else self.known_value(place)
         return None if value is None else [int(i) for i in value.reshape(-1)]
 
     def number(self, name: str, default: float) -> float:
@@ -226,7 +226,7 @@ def _pad(call: NodeCall) -> Tensor:
 
 def _resize(call: NodeCall) -> Tensor:
     x = call.tensor()
-    sizes, scales = call.known(3), call.known(2)
+    sizes, scales = call.known_value(3), call.known_value(2)
     if sizes is not None and sizes.size:
         target = [int(size) for size in sizes][-(x.dim() - 2) :]
     elif scales is not None and scales.size:
@@ -254,15 +254,15 @@ def _gather_nd(call: NodeCall) -> Tensor:
     x, index = call.tensor(), call.tensor(1)
     if call.attributes.get("batch_dims"):
         raise UnsupportedModelError("a GatherND with batch axes")
-    return x[_places(x, index)]
+    return x[_index_of(x, index)]
 
 
 def _scatter_nd(call: NodeCall) -> Tensor:
     x, index, updates = (call.tensor(i) for i in range(3))
-    return x.index_put(_places(x, index), updates)
+    return x.index_put(_index_of(x, index), updates)
 
 
-def _places(x: Tensor, index: Tensor) -> tuple[Tensor, ...]:
+def _index_of(x: Tensor, index: Tensor) -> tuple[Tensor, ...]:
     """Return a tensor of indices for each indexed axis."""
     if index.shape[-1] > x.dim():
         raise UnsupportedModelError(f"places of {index.shape[-1]} axes in a tensor of {x.dim()}")
@@ -271,7 +271,7 @@ def _places(x: Tensor, index: Tensor) -> tuple[Tensor, ...]:
 
 def _one_hot(call: NodeCall) -> Sequence[Value]:
     """Return known values only: exporters write an index of PyTorch so."""
-    places, depth, values = (call.known(i) for i in range(3))
+    places, depth, values = (call.known_value(i) for i in range(3))
     if places is None or depth is None or values is None or call.axis(-1) != -1:
         raise UnsupportedModelError("a OneHot along another axis than the last")
     if places.size * depth.item() > MAX_FOLDED_ELEMENTS:
@@ -280,7 +280,7 @@ def _one_hot(call: NodeCall) -> Sequence[Value]:
     return [np.where(hot, values[1], values[0])]
 
 
-def _written_into(call: NodeCall) -> Tensor:
+def _assign_slice(call: NodeCall) -> Tensor:
     """Assign to a slice; the position of the slice is irrelevant."""
     x, part = call.tensor(0).clone(), call.tensor(1)
     if x.dim() == part.dim():
@@ -298,14 +298,14 @@ def _cast(call: NodeCall) -> Tensor:
     return x.to(to)
 
 
-def _filled(call: NodeCall) -> Tensor:
+def _constant_of_shape(call: NodeCall) -> Tensor:
     shape, value = call.ints("shape", 0) or [], call.attributes.get("value")
     kind = torch.float32 if value is None else torch_type(value.data_type)
     return torch.empty(shape, dtype=kind, device="meta")
 
 
 def _range(call: NodeCall) -> Tensor:
-    start, stop, step = (call.known(i) for i in range(3))
+    start, stop, step = (call.known_value(i) for i in range(3))
     if start is None or stop is None or step is None:
         raise UnsupportedModelError("a Range without its bounds")
     count = max(math.ceil((stop.item() - start.item()) / step.item()), 0)
@@ -334,7 +334,7 @@ def _grid_sample(call: NodeCall) -> Tensor:
 
 
 def _trilu(call: NodeCall) -> Tensor:
-    known = call.known(1)
+    known = call.known_value(1)
     diagonal = 0 if known is None else int(known.item())
     function = torch.triu if call.attributes.get("upper", 1) else torch.tril
     return function(call.tensor(), diagonal)
@@ -370,9 +370,9 @@ MOVES: Mapping[str, Function] = {
     "Trilu": _trilu,
     "Cast": _cast,
     "CastLike": _cast,
-    "ConstantOfShape": _filled,
+    "ConstantOfShape": _constant_of_shape,
     "Range": _range,
-    "trappm.WrittenInto": _written_into,
+    "trappm.WrittenInto": _assign_slice,
 }
 
 
@@ -455,7 +455,7 @@ def _convolution(call: NodeCall) -> Tensor:
     x, pads, strides, dilations = _window(call, call.tensor(), weight.shape[2:])
     groups = int(call.attributes.get("group", 1))
     function = (F.conv1d, F.conv2d, F.conv3d)[weight.dim() - 3]
-    return function(x, weight, call.optional(2), strides, pads, dilations, groups)
+    return function(x, weight, call.optional_tensor(2), strides, pads, dilations, groups)
 
 
 def _transposed_convolution(call: NodeCall) -> Tensor:
@@ -469,7 +469,7 @@ def _transposed_convolution(call: NodeCall) -> Tensor:
     extra = [more[i] + pads[i] - pads[i + rank] for i in range(rank)]
     function: Any = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[rank - 1]
     result: Tensor = function(
-        call.tensor(), weight, call.optional(2), call.ints("strides") or [1] * rank,
+        call.tensor(), weight, call.optional_tensor(2), call.ints("strides") or [1] * rank,
         pads[:rank], extra, int(call.attributes.get("group", 1)),
         call.ints("dilations") or [1] * rank,
     )  # fmt: skip
@@ -527,7 +527,7 @@ def _layer_norm(call: NodeCall) -> Tensor:
 def _rms_norm(call: NodeCall) -> Tensor:
     x = call.tensor()
     shape = x.shape[call.axis(-1) % x.dim() :]
-    weight = call.optional(1)
+    weight = call.optional_tensor(1)
     return F.rms_norm(x, shape, None if weight is None else weight.reshape(shape), _epsilon(call))
 
 
@@ -554,7 +554,7 @@ def _addition(call: NodeCall) -> Tensor:
 
 def _linear(call: NodeCall) -> Tensor:
     """Return a product with weights, and a bias if the file adds one."""
-    x, weight, bias = call.tensor(0), call.tensor(1), call.optional(2)
+    x, weight, bias = call.tensor(0), call.tensor(1), call.optional_tensor(2)
     if weight.dim() == 2 and (bias is None or bias.dim() == 1):
         return F.linear(x, weight.t(), bias)
     product = x @ weight
@@ -562,7 +562,7 @@ def _linear(call: NodeCall) -> Tensor:
 
 
 def _gemm(call: NodeCall) -> Tensor:
-    x, weight, bias = call.tensor(0), call.tensor(1), call.optional(2)
+    x, weight, bias = call.tensor(0), call.tensor(1), call.optional_tensor(2)
     if call.attributes.get("transA"):
         x = x.t()
     if call.attributes.get("transB"):
@@ -582,7 +582,9 @@ def _attention(call: NodeCall) -> Tensor:
     if query.dim() != 4 or call.outputs > 1 or call.has(4):
         raise UnsupportedModelError("an Attention with a cache, or of three axes")
     causal = bool(call.attributes.get("is_causal", 0))
-    return F.scaled_dot_product_attention(query, key, value, call.optional(3), is_causal=causal)
+    return F.scaled_dot_product_attention(
+        query, key, value, call.optional_tensor(3), is_causal=causal
+    )
 
 
 def _scaled_attention(call: NodeCall) -> Tensor:
@@ -614,7 +616,7 @@ def _recurrent(call: NodeCall) -> Sequence[Tensor]:
             flat += call.tensor(3)[i].chunk(2)
     empty = x.new_zeros(directions, x.shape[1], width)
     places = (5, 6) if call.operator == "LSTM" else (5,)
-    states = [state if (state := call.optional(i)) is not None else empty for i in places]
+    states = [state if (state := call.optional_tensor(i)) is not None else empty for i in places]
     if batch_first:
         states = [state if state is empty else state.transpose(0, 1) for state in states]
     output, *last = getattr(torch, names[call.operator])(
@@ -647,13 +649,13 @@ def _softmax(call: NodeCall) -> Tensor:
     return function(x, axis)
 
 
-def _l2_normalised(call: NodeCall) -> Tensor:
+def _lp_normalization(call: NodeCall) -> Tensor:
     order = int(call.attributes.get("p", 2))
     return F.normalize(call.tensor(), p=order, dim=call.axis(-1))
 
 
 def _dropout(call: NodeCall) -> Any:
-    ratio = call.known(1) if call.opset >= 12 else None
+    ratio = call.known_value(1) if call.opset >= 12 else None
     share = call.number("ratio", 0.5) if ratio is None else float(ratio.item())
     x = F.dropout(call.tensor(), share, call.training and share > 0)
     return [x, x] if call.outputs > 1 else x
@@ -689,7 +691,7 @@ FUNCTIONS: Mapping[str, Function] = {
     "RMSNormalization": _rms_norm,
     "GroupNormalization": _group_norm,
     "InstanceNormalization": _instance_norm,
-    "LpNormalization": _l2_normalised,
+    "LpNormalization": _lp_normalization,
     "LRN": lambda call: F.local_response_norm(call.tensor(), int(call.attributes["size"])),
     "MaxPool": _max_pool,
     "AveragePool": _average_pool,
@@ -824,7 +826,9 @@ def run_unknown(
         raise UnsupportedModelError(
             f"ONNX cannot infer the shape of {operation.operator} {node.name!r}: {one_line(error)}"
         ) from error
-    inferred = [(name, *_inferred(types[name])) for name in operation.outputs if name in types]
+    inferred = [
+        (name, *_sizes_and_type(types[name])) for name in operation.outputs if name in types
+    ]
     known = [(name, sizes, kind) for name, sizes, kind in inferred if sizes is not None]
     for name, sizes, _ in known:
         check_shape(name, sizes)
@@ -841,7 +845,7 @@ def run_unknown(
     return [outputs.get(name) for name in operation.outputs]
 
 
-def _inferred(kind_and_shape: onnx.TypeProto) -> tuple[list[int] | None, int]:
+def _sizes_and_type(kind_and_shape: onnx.TypeProto) -> tuple[list[int] | None, int]:
     """Return the sizes, if all are known, and the element type of an output."""
     tensor = kind_and_shape.tensor_type
     axes = tensor.shape.dim

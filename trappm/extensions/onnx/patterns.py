@@ -15,8 +15,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
-from trappm.extensions.onnx.folding import Array
-from trappm.extensions.onnx.opening import Operation
+from trappm.extensions.onnx.checked_model import Operation
+from trappm.extensions.onnx.constant_folding import Array
 
 Pattern = str | float | tuple[Any, ...]
 Bindings = Mapping[str, str]
@@ -51,7 +51,7 @@ _TANH = [
 ]  # fmt: skip
 
 
-def _halved(factor: Pattern) -> list[Pattern]:
+def _half_forms(factor: Pattern) -> list[Pattern]:
     return [
         _times(_times("x", factor), 0.5),
         _times(_times("x", 0.5), factor),
@@ -64,18 +64,18 @@ _CENTERED = ("Sub", "x", ("ReduceMean", "x"))
 _SCORES = ("MatMul", _times("q", "c_scale"), _times("k", "c_scale2"))
 
 
-def _normal(top: Pattern, squares: Pattern) -> Pattern:
+def _normalization(top: Pattern, squares: Pattern) -> Pattern:
     return ("Div", top, ("Sqrt", ("Add", ("ReduceMean:mean", squares), "c_epsilon")))
 
 
 _GROUPS = ("Reshape", ("InstanceNormalization", ("Reshape", "x", "_"), "c_ones", "_"), "_")
 
 _PATTERNS: Sequence[tuple[str, tuple[str, ...], Pattern, Mapping[str, Any]]] = (
-    *(("Gelu", ("x",), form, {}) for factor in _ERF for form in _halved(factor)),
+    *(("Gelu", ("x",), form, {}) for factor in _ERF for form in _half_forms(factor)),
     *(
         ("Gelu", ("x",), form, {"approximate": "tanh"})
         for factor in _TANH
-        for form in _halved(factor)
+        for form in _half_forms(factor)
     ),
     ("Mish", ("x",), _times("x", ("Tanh", ("Softplus", "x"))), {}),
     ("trappm.Silu", ("x",), _times("x", ("Sigmoid", "x")), {}),
@@ -85,13 +85,13 @@ _PATTERNS: Sequence[tuple[str, tuple[str, ...], Pattern, Mapping[str, Any]]] = (
     ("HardSigmoid", ("x",), ("Div", _RELU6, 6.0), {}),
     *(
         ("LayerNormalization", ("x", "w_scale", "w_bias"),
-         ("Add", _times(_normal(_CENTERED, squares), "w_scale"), "w_bias"), {})
+         ("Add", _times(_normalization(_CENTERED, squares), "w_scale"), "w_bias"), {})
         for squares in (("Pow", _CENTERED, 2.0), _times(_CENTERED, _CENTERED))
     ),
     *(
         ("RMSNormalization", ("x", "w_scale"), _times(form, "w_scale"), {})
         for squares in (("Pow", "x", 2.0), _times("x", "x"))
-        for form in (_normal("x", squares),)
+        for form in (_normalization("x", squares),)
     ),
     ("GroupNormalization", ("x", "w_scale", "w_bias"),
      ("Add", _times(_GROUPS, "w_scale"), "w_bias"), {}),
@@ -108,7 +108,7 @@ _PATTERNS: Sequence[tuple[str, tuple[str, ...], Pattern, Mapping[str, Any]]] = (
 )  # fmt: skip
 
 
-def put_together(
+def fuse_operations(
     steps: Sequence[Operation],
     outputs: Set[str],
     constants: Mapping[str, Array],
@@ -125,7 +125,7 @@ def put_together(
         weights: Names of parameters and buffers.
     """
     matcher = _Matcher(steps, constants, inputs, weights)
-    fused = [matcher.fused(step) for step in steps]
+    fused = [matcher.fuse(step) for step in steps]
     needed = set(outputs)
     kept = []
     for step in reversed(fused):
@@ -133,10 +133,10 @@ def put_together(
             kept.append(step)
             needed.update(step.inputs)
     kept.reverse()
-    return list(_in_place(kept, outputs))
+    return list(_mark_in_place(kept, outputs))
 
 
-def _in_place(steps: Sequence[Operation], outputs: Set[str]) -> Iterator[Operation]:
+def _mark_in_place(steps: Sequence[Operation], outputs: Set[str]) -> Iterator[Operation]:
     """Mark activations that overwrite their input, as image models of PyTorch do.
 
     They follow a norm, a convolution or an addition whose result has no other reader. A file does
@@ -183,7 +183,7 @@ class _Matcher:
                 if not names.isdisjoint(step.inputs):
                     names.update(step.outputs)
 
-    def fused(self, step: Operation) -> Operation:
+    def fuse(self, step: Operation) -> Operation:
         """Return the largest operator that ends with this step, or the step itself."""
         if step.outputs[0] not in self._on_image:
             return step

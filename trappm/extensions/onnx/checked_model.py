@@ -75,7 +75,7 @@ _PLAIN: dict[int, npt.DTypeLike] = {
 """Element types whose raw bytes NumPy reads directly."""
 
 
-class Stored:
+class StoredTensors:
     """Tensors of a file by name.
 
     Args:
@@ -219,7 +219,7 @@ def _input(path: Path, value: onnx.ValueInfoProto) -> FileInput:
     return FileInput(value.name, tensor.elem_type, sizes)
 
 
-def _inputs(path: Path, graph: onnx.GraphProto, stored: Stored) -> list[FileInput]:
+def _inputs(path: Path, graph: onnx.GraphProto, stored: StoredTensors) -> list[FileInput]:
     """Return the inputs of a file that it stores no values of; raises as `_input`."""
     known = {*stored.weights, *stored.constants}
     inputs = [_input(path, value) for value in graph.input if value.name not in known]
@@ -320,7 +320,7 @@ _SETTINGS = {"Clip": (1, 2), "Dropout": (1,), "OneHot": (2,), "Pad": (2,), "Resi
 """Indices of a node's inputs that are settings."""
 
 
-def not_trained(operations: Iterable[Operation]) -> set[str]:
+def find_untrained(operations: Iterable[Operation]) -> set[str]:
     """Return the stored weights that are running statistics or only settings."""
     statistics: set[str] = set()
     settings: set[str] = set()
@@ -381,14 +381,14 @@ def load_checked(path: Path) -> CheckedModel:
     """
     model = _parse(path)
     try:
-        return _checked(path, model)
+        return _check_model(path, model)
     except TrappmError:
         raise
     except Exception as error:  # such as a name that is not UTF-8, which protobuf returns as bytes
         raise ModelFileError(f"{path} is not a valid ONNX model: {one_line(error)}") from error
 
 
-def _checked(path: Path, model: onnx.ModelProto) -> CheckedModel:
+def _check_model(path: Path, model: onnx.ModelProto) -> CheckedModel:
     del model.training_info[:]
     for function in model.functions:
         _check_attributes(path, function.name, function.attribute_proto)
@@ -403,7 +403,7 @@ def _checked(path: Path, model: onnx.ModelProto) -> CheckedModel:
         raise ModelFileError(f"{path} has {len(graph.node)} nodes; at most {MAX_NODES}")
     if graph.sparse_initializer:
         raise UnsupportedModelError(f"{path} has sparse weights, which are not supported")
-    stored = Stored(path)
+    stored = StoredTensors(path)
     parameters = _elements(path, graph, FLOATS)
     quantized = _elements(path, graph, INTEGERS)
     for tensor in graph.initializer:
@@ -418,7 +418,7 @@ def _checked(path: Path, model: onnx.ModelProto) -> CheckedModel:
             if kind in FLOATS:
                 parameters[name] = math.prod(shape)
     operations = list(_operations(path, graph, stored))
-    for name in _declared_buffers(model) | (buffers or set()) | not_trained(operations):
+    for name in _declared_buffers(model) | (buffers or set()) | find_untrained(operations):
         parameters.pop(name, None)
     del graph.value_info[:]
     for output in graph.output:  # a shape may be missing, and is not used
@@ -510,7 +510,7 @@ def _check_attributes(
             )
 
 
-def _operations(path: Path, graph: onnx.GraphProto, stored: Stored) -> Iterator[Operation]:
+def _operations(path: Path, graph: onnx.GraphProto, stored: StoredTensors) -> Iterator[Operation]:
     """Yield all nodes except constants, which are stored."""
     for node in graph.node:
         operator, domain, outputs = node.op_type, node.domain, tuple(node.output)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trappm.extensions.onnx.opening import MAX_RANK, Operation
+from trappm.extensions.onnx.checked_model import MAX_RANK, Operation
 from trappm.profiler.errors import UnsupportedModelError
 
 MAX_FOLDED_ELEMENTS = 1024
@@ -77,26 +77,26 @@ def _fits(shape: Sequence[int]) -> bool:
     return len(shape) <= MAX_RANK and 0 <= elements <= MAX_FOLDED_ELEMENTS
 
 
-def _gathered(attributes: Mapping[str, Any], inputs: Sequence[Array]) -> list[int]:
+def _gather_shape(attributes: Mapping[str, Any], inputs: Sequence[Array]) -> list[int]:
     data, places = inputs
     return [*np.delete(data.shape, attributes.get("axis", 0)).tolist(), places.size]
 
 
-def _expanded(_: Mapping[str, Any], inputs: Sequence[Array]) -> list[int]:
+def _expand_bound(_: Mapping[str, Any], inputs: Sequence[Array]) -> list[int]:
     # At least as large as the shape that both are broadcast to.
     return [inputs[0].size, *inputs[1].tolist()]
 
 
-def _counted(_: Mapping[str, Any], inputs: Sequence[Array]) -> list[int]:
+def _range_shape(_: Mapping[str, Any], inputs: Sequence[Array]) -> list[int]:
     start, limit, delta = (value.item() for value in inputs)
     return [max(0, math.ceil((limit - start) / delta))]
 
 
 _SIZES: Mapping[str, Callable[[Mapping[str, Any], Sequence[Array]], Sequence[int]]] = {
     "ConstantOfShape": lambda _, inputs: inputs[0].tolist(),
-    "Expand": _expanded,
-    "Gather": _gathered,
-    "Range": _counted,
+    "Expand": _expand_bound,
+    "Gather": _gather_shape,
+    "Range": _range_shape,
     "Tile": lambda _, inputs: [inputs[0].size, *inputs[1].tolist()],
 }
 """Shapes of results by operator, or of tensors that are at least as large."""
