@@ -7,12 +7,18 @@ import pytest
 
 from research.priors.other_devices import errors_of_devices
 from trappm.extensions.roofline.drawing import lines
-from trappm.extensions.roofline.report import sentence
-from trappm.extensions.roofline.roofs import BANDWIDTH, COMPUTE, KnownDevice, Roof, known_device
-from trappm.extensions.roofline.steps import roofed_steps
+from trappm.extensions.roofline.report import describe
+from trappm.extensions.roofline.roofs import (
+    BANDWIDTH,
+    COMPUTE,
+    Roof,
+    RooflineDevice,
+    roofline_device,
+)
+from trappm.extensions.roofline.steps import roofline_steps
 from trappm.learner.heads.physics_heads import Basis, OtherDevices
 from trappm.learner.physics.devices.known_devices import known_devices
-from trappm.prediction.answer import answers
+from trappm.prediction.answer import answer_questions
 from trappm.prediction.models import subject_of
 from trappm.prediction.question import Question
 from trappm.prediction.selection import Selection
@@ -25,18 +31,18 @@ def home(module_home):
 
 
 def test_ceilings_are_those_of_the_data_sheet_of_the_card():
-    device = known_device("a100-40gb")
+    device = roofline_device("a100-40gb")
     assert {of: roof.value for of, roof in device.of(COMPUTE).items()} == {
         "fp32": 19.5, "tf32": 156, "fp16": 312, "bf16": 312
     }  # fmt: skip
     assert device.memory.value == 1555
-    assert known_device("a100", "a100 sxm4 80gb").memory.value > device.memory.value
-    assert "bf16" not in known_device("v100-16gb").of(COMPUTE)
+    assert roofline_device("a100", "a100 sxm4 80gb").memory.value > device.memory.value
+    assert "bf16" not in roofline_device("v100-16gb").of(COMPUTE)
 
 
 def step(devices, **options):
     question = Question(**{"batch_size": 64, "snapshot": "default", **options})
-    return roofed_steps(Selection(question), subject_of("test_resnet"), devices)
+    return roofline_steps(Selection(question), subject_of("test_resnet"), devices)
 
 
 def roofs(tflops, gb_s):
@@ -47,7 +53,7 @@ def roofs(tflops, gb_s):
 @pytest.mark.parametrize("phase", Phase)
 def test_ceilings_determine_bounds_of_kernels(phase):
     """The same times under other ceilings: where arithmetic is slow, it bounds what multiplies."""
-    paper = known_device("rtx3090")
+    paper = roofline_device("rtx3090")
     quick, slow = (replace(paper, roofs=roofs(t, b)) for t, b in ((1e6, 1.0), (1e-3, 1e6)))
     first, second = step([quick, slow], phase=phase.value)
     assert first.step_time_ms == second.step_time_ms
@@ -57,11 +63,11 @@ def test_ceilings_determine_bounds_of_kernels(phase):
     for answer in (first, second):
         assert sum(answer.kernels.shares.values()) == pytest.approx(1)
         assert answer.kernels.points[0].time_ms == max(p.time_ms for p in answer.kernels.points)
-    assert sentence(second).startswith(("Compute most bounds", "Launching most bounds"))
+    assert describe(second).startswith(("Compute most bounds", "Launching most bounds"))
 
 
 def test_points_have_the_operations_and_bytes_of_their_kernels():
-    (roofed,) = step([known_device("rtx3090")], phase="infer", precision="fp32")
+    (roofed,) = step([roofline_device("rtx3090")], phase="infer", precision="fp32")
     (classifier,) = [p for p in roofed.kernels.points if p.name == "linear"]
     rows, columns, depth = map(int, classifier.size.split("x"))
     assert rows == 64
@@ -74,7 +80,7 @@ def test_points_have_the_operations_and_bytes_of_their_kernels():
 
 def test_open_settings_default_to_the_most_common_of_labels():
     """The same settings on all devices: of the first that has heads."""
-    paper, trained = (known_device(name) for name in ("l4", "rtx3090"))
+    paper, trained = (roofline_device(name) for name in ("l4", "rtx3090"))
     first, second = step([paper, trained])
     assert first.settings == second.settings
     assert "labels, in snapshot" in second.source
@@ -95,14 +101,16 @@ def test_step_time_without_labels_equals_predict():
     selection = Selection(Question(batch_size=8), [replace(shipped, others=others)])
     subject = subject_of("test_resnet")
     for name, source in (("l4", "data sheet"), ("v100-32gb", "labels of v100-16gb")):
-        (roofed,) = roofed_steps(selection, subject, [known_device(name)])
-        (predicted,) = answers([(selection, subject, selection.device_keys(name, None)[0])])
+        (roofed,) = roofline_steps(selection, subject, [roofline_device(name)])
+        (predicted,) = answer_questions(
+            [(selection, subject, selection.device_keys(name, None)[0])]
+        )
         assert roofed.step_time_ms == pytest.approx(predicted.step_time_ms)
         assert source in roofed.source
 
 
 def test_lines_meet_at_the_ridge_point():
-    device = KnownDevice(key="x", card="x", roofs=roofs(10.0, 1000.0))
+    device = RooflineDevice(key="x", card="x", roofs=roofs(10.0, 1000.0))
     level, slanted = lines(device, 0.1, 1000.0)
     assert level.ends == ((10.0, 10.0), (1000.0, 10.0))
     assert slanted.ends == ((0.1, 0.1), (10.0, 10.0))

@@ -42,7 +42,7 @@ def roofline(
     """
     from trappm.extensions.roofline.drawing import draw_png
     from trappm.extensions.roofline.report import print_rooflines, rooflines_json
-    from trappm.extensions.roofline.steps import known_devices_of, roofed_steps
+    from trappm.extensions.roofline.steps import roofline_devices, roofline_steps
     from trappm.prediction.models import subject_of
     from trappm.prediction.question import Question
     from trappm.prediction.selection import Selection
@@ -53,9 +53,9 @@ def roofline(
     selection = Selection(
         Question(batch_size=batch_size, phase=phase, **vars(settings), snapshot=snapshot)
     )
-    devices = known_devices_of(selection, device)
+    devices = roofline_devices(selection, device)
     subject = subject_of(model, **vars(size))
-    steps = roofed_steps(selection, subject, devices)
+    steps = roofline_steps(selection, subject, devices)
     if png is not None:
         draw_png(steps, png)
     if as_json:

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from trappm.extensions.roofline.roofs import BANDWIDTH, COMPUTE, KnownDevice
+from trappm.extensions.roofline.roofs import BANDWIDTH, COMPUTE, RooflineDevice
 from trappm.profiler.records import number_text
 from trappm.terminal.plots import new_figure, save_png
 
 if TYPE_CHECKING:
-    from trappm.extensions.roofline.steps import RoofedStep
+    from trappm.extensions.roofline.steps import RooflineStep
 
 MAX_POINTS = 400
 """Largest number of kernels per step that are drawn or written; enough for nearly all models."""
@@ -45,7 +45,7 @@ class Line(NamedTuple):
     ends: tuple[tuple[float, float], tuple[float, float]]
 
 
-def lines(device: KnownDevice, low: float, high: float) -> list[Line]:
+def lines(device: RooflineDevice, low: float, high: float) -> list[Line]:
     """Return the ceilings of a device between two intensities; equal ones are one line."""
     peaks, levels = [*device.of(COMPUTE).values()], [*device.of(BANDWIDTH).values()]
     top = max(roof.value for roof in peaks)
@@ -63,21 +63,21 @@ def lines(device: KnownDevice, low: float, high: float) -> list[Line]:
     return drawn
 
 
-def span(steps: Sequence[RoofedStep]) -> tuple[float, float]:
+def span(steps: Sequence[RooflineStep]) -> tuple[float, float]:
     """Return the range of intensities of the plot in FLOP per byte."""
     intensities = [p.intensity for s in steps for p in s.kernels.points if p.share > _SHOWN_SHARE]
     low, high = _NARROWEST
     return min([low, *(0.7 * x for x in intensities)]), max([high, *(1.4 * x for x in intensities)])
 
 
-def floor(devices: Sequence[KnownDevice], low: float) -> float:
+def floor(devices: Sequence[RooflineDevice], low: float) -> float:
     """Return the lower edge of the plot in TFLOP/s, well below the lowest ceiling."""
     values = [roof.value for device in devices for roof in device.of(COMPUTE).values()]
     values += [r.value * low / 1000 for d in devices for r in d.of(BANDWIDTH).values()]
     return min(values) / _ROOM
 
 
-def as_text(steps: Sequence[RoofedStep]) -> str:
+def as_text(steps: Sequence[RooflineStep]) -> str:
     """Return the plot as text, 78 columns wide."""
     import plotext
 
@@ -114,7 +114,7 @@ def as_text(steps: Sequence[RoofedStep]) -> str:
     return text
 
 
-def key_of_text(steps: Sequence[RoofedStep]) -> str:
+def key_of_text(steps: Sequence[RooflineStep]) -> str:
     """Return the legend of `as_text` in one line."""
     points, rules = _MARKS
     return "; ".join(
@@ -124,7 +124,7 @@ def key_of_text(steps: Sequence[RoofedStep]) -> str:
     )
 
 
-def draw_png(steps: Sequence[RoofedStep], path: Path) -> None:
+def draw_png(steps: Sequence[RooflineStep], path: Path) -> None:
     """Write the plot to a file; the area of a point is the kernel's share of the step.
 
     Raises:

@@ -12,14 +12,14 @@ from trappm.profiler.records import Phase, number_text
 from trappm.terminal.tables import print_line, print_table
 
 if TYPE_CHECKING:
-    from trappm.extensions.roofline.steps import RoofedStep
+    from trappm.extensions.roofline.steps import RooflineStep
 
 _ROWS = 10
 """Kernels in a table."""
 _KINDS = {"compute": "compute in", "bandwidth": "bandwidth in"}
 
 
-def sentence(step: RoofedStep, *, is_default: bool = False) -> str:
+def describe(step: RooflineStep, *, is_default: bool = False) -> str:
     """Describe what bounds the step, and the effect of doubling the batch, in two sentences.
 
     Args:
@@ -50,7 +50,7 @@ _WORDS = {COMPUTE: "compute", BANDWIDTH: "bandwidth", LAUNCH: "launching"}
 _SAME = 0.005
 
 
-def to_json(step: RoofedStep) -> dict[str, Any]:
+def _step_json(step: RooflineStep) -> dict[str, Any]:
     """Return the step as JSON values, with its `MAX_POINTS` longest kernels."""
     points = [
         {**asdict(p), "intensity": p.intensity, "tflops": p.tflops}
@@ -64,7 +64,7 @@ def to_json(step: RoofedStep) -> dict[str, Any]:
         "step_time_ms": step.step_time_ms,
         "samples_per_s": step.samples_per_s,
         "source": step.source,
-        "sentence": sentence(step),
+        "sentence": describe(step),
         "shares": dict(step.kernels.shares),
         "doubled": None if step.doubled is None else asdict(step.doubled),
         "kernels": points,
@@ -72,7 +72,7 @@ def to_json(step: RoofedStep) -> dict[str, Any]:
     }
 
 
-def print_rooflines(steps: Sequence[RoofedStep], *, is_default: bool = False) -> None:
+def print_rooflines(steps: Sequence[RooflineStep], *, is_default: bool = False) -> None:
     """Print what bounds the step on each device, the ceilings, and the largest kernels.
 
     Args:
@@ -80,7 +80,7 @@ def print_rooflines(steps: Sequence[RoofedStep], *, is_default: bool = False) ->
         is_default: Whether the question named no device.
     """
     for step in steps:
-        print_line(f"{sentence(step, is_default=is_default)} Times are based on {step.source}.")
+        print_line(f"{describe(step, is_default=is_default)} Times are based on {step.source}.")
     print_line(as_text(steps))
     print_line(f"{key_of_text(steps)}.")
     for device in [step.device for step in steps]:
@@ -90,19 +90,19 @@ def print_rooflines(steps: Sequence[RoofedStep], *, is_default: bool = False) ->
         _print_kernels(step)
 
 
-def rooflines_json(steps: Sequence[RoofedStep]) -> list[dict[str, Any]]:
+def rooflines_json(steps: Sequence[RooflineStep]) -> list[dict[str, Any]]:
     """Return ceilings and steps as JSON values, one entry per device."""
     return [
         {
             "device": step.device.key,
             "roofs": [{**vars(roof), "unit": UNITS[roof.kind]} for roof in step.device.roofs],
-            "step": to_json(step),
+            "step": _step_json(step),
         }
         for step in steps
     ]
 
 
-def _print_kernels(step: RoofedStep) -> None:
+def _print_kernels(step: RooflineStep) -> None:
     rows = [
         (p.name, p.size, p.count, f"{p.share:.1%}", p.bound, p.intensity, p.tflops)
         for p in step.kernels.points[:_ROWS]

@@ -25,7 +25,7 @@ class Roof:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class KnownDevice:
+class RooflineDevice:
     """A device with its ceilings."""
 
     key: str
@@ -41,7 +41,7 @@ class KnownDevice:
         return self.of(BANDWIDTH)[MEMORY]
 
 
-def known_device(key: str, named: str | None = None) -> KnownDevice:
+def roofline_device(key: str, named: str | None = None) -> RooflineDevice:
     """Return a device with the ceilings of its card's data sheet.
 
     Args:
@@ -65,4 +65,4 @@ def known_device(key: str, named: str | None = None) -> KnownDevice:
         (BANDWIDTH, MEMORY, card.bandwidth_gbs),
     ]
     roofs = tuple(Roof(kind=k, of=of, value=v) for k, of, v in rows if v is not None)
-    return KnownDevice(key=key, card=named or key, roofs=roofs)
+    return RooflineDevice(key=key, card=named or key, roofs=roofs)

@@ -21,7 +21,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from trappm.extensions.roofline.roofs import BANDWIDTH, COMPUTE, LAUNCH, KnownDevice, known_device
+from trappm.extensions.roofline.roofs import (
+    BANDWIDTH,
+    COMPUTE,
+    LAUNCH,
+    RooflineDevice,
+    roofline_device,
+)
 from trappm.learner.heads.physics_heads import Heads
 from trappm.learner.interface import TrainedHeads, Workload
 from trappm.learner.physics.devices.known_devices import known_devices
@@ -87,7 +93,7 @@ class KernelPoint:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class RoofedKernels:
+class RooflineKernels:
     """The kernels of a step on a device."""
 
     points: tuple[KernelPoint, ...]
@@ -97,8 +103,8 @@ class RoofedKernels:
 
 
 def step_kernels(
-    prior: StepTimePrior, workload: Workload, device: KnownDevice, step_time_ms: float
-) -> RoofedKernels:
+    prior: StepTimePrior, workload: Workload, device: RooflineDevice, step_time_ms: float
+) -> RooflineKernels:
     """Return the kernels of a workload with the times that a prior predicts.
 
     Args:
@@ -158,10 +164,10 @@ def step_kernels(
     points.sort(key=lambda point: -point.time_ms)
     shares = {bound: sum(p.share for p in points if p.bound == bound) for bound in BOUNDS}
     shares[LAUNCH] += max(0.0, 1.0 - sum(shares.values()))
-    return RoofedKernels(points=tuple(points), shares=shares)
+    return RooflineKernels(points=tuple(points), shares=shares)
 
 
-def _bound(device: KnownDevice, point: KernelPoint) -> str:
+def _bound(device: RooflineDevice, point: KernelPoint) -> str:
     if point.launch_ms > _MOSTLY * point.time_ms:
         return LAUNCH
     peaks = device.of(COMPUTE)
@@ -217,18 +223,18 @@ class Doubled:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class RoofedStep:
+class RooflineStep:
     """A step of a model on a device."""
 
     model: str
-    device: KnownDevice
+    device: RooflineDevice
     phase: Phase
     batch_size: int
     settings: StepSettings
     step_time_ms: float
     source: str
     """Source of the times."""
-    kernels: RoofedKernels
+    kernels: RooflineKernels
     doubled: Doubled | None
     """None if the batch size of the model is fixed."""
 
@@ -237,7 +243,7 @@ class RoofedStep:
         return 1000 * self.batch_size / self.step_time_ms
 
 
-def known_devices_of(selection: Selection, names: Sequence[str] | None) -> list[KnownDevice]:
+def roofline_devices(selection: Selection, names: Sequence[str] | None) -> list[RooflineDevice]:
     """Return the devices with these names; the usual device of `trappm predict` without a name.
 
     Raises:
@@ -245,12 +251,12 @@ def known_devices_of(selection: Selection, names: Sequence[str] | None) -> list[
         InputError: As `Selection.device_keys`, or a device is not in the catalogue.
     """
     keys = selection.device_keys(None, names or None)
-    return [known_device(key, selection.snapshot_for(key).card(key)) for key in keys]
+    return [roofline_device(key, selection.snapshot_for(key).card(key)) for key in keys]
 
 
-def roofed_steps(
-    selection: Selection, subject: Subject, devices: Sequence[KnownDevice]
-) -> list[RoofedStep]:
+def roofline_steps(
+    selection: Selection, subject: Subject, devices: Sequence[RooflineDevice]
+) -> list[RooflineStep]:
     """Return the step on each of the devices.
 
     Raises:
@@ -280,7 +286,7 @@ def roofed_steps(
         )
         first_ms, *more_ms = times_ms.tolist()
         rows.append(
-            RoofedStep(
+            RooflineStep(
                 model=subject.name,
                 device=device,
                 phase=selection.question.phase,
@@ -301,7 +307,7 @@ def roofed_steps(
     return rows
 
 
-def step_settings(selection: Selection, devices: Sequence[KnownDevice]) -> StepSettings:
+def step_settings(selection: Selection, devices: Sequence[RooflineDevice]) -> StepSettings:
     """Return the settings of a step, the same for all devices.
 
     Settings that the question leaves open are the most common ones among the labels of the first
@@ -315,7 +321,7 @@ _UNTRAINED = TrainedHeads(Heads(heads={}, label_count=0), ())
 
 
 def _trained(
-    selection: Selection, device: KnownDevice
+    selection: Selection, device: RooflineDevice
 ) -> tuple[Head[Prior] | None, str, TrainedHeads | None]:
     """Return the kernel-based step time head, its source, and all heads if trained on labels."""
     without_labels: tuple[Head[Prior], str] | None = None
@@ -338,6 +344,6 @@ def _trained(
     return None, "its data sheet and constants shared by all devices", None
 
 
-def _shared_prior(device: KnownDevice) -> StepTimePrior:
+def _shared_prior(device: RooflineDevice) -> StepTimePrior:
     """Return a prior from the data sheet and constants shared by all devices."""
     return StepTimePrior(spec_of(device.card), known_devices().centre)
