@@ -46,7 +46,7 @@ from trappm.extensions.transformers.model_heads import transformer_times
 from trappm.prediction.fit import simulated_interval
 from trappm.profiler.devices.catalogue import process_memory_mib
 from trappm.profiler.errors import InputError, nearest, one_line
-from trappm.profiler.memory.simulation import Loop, memory_of
+from trappm.profiler.memory.simulation import LoopPreset, memory_of
 from trappm.profiler.records import Optimizer, Phase, Precision
 from trappm.profiler.trace import trace
 
@@ -236,7 +236,9 @@ def read_timm(data: Path) -> pd.DataFrame:
 
 def timm_ours(row: Any) -> Figures:
     """Simulate the memory of a step; no head learned from labels has a part in it."""
-    memory = memory_of(trace(row.architecture, 224), row.batch_size, Optimizer.SGD, Loop.TUNED)
+    memory = memory_of(
+        trace(row.architecture, 224), row.batch_size, Optimizer.SGD, LoopPreset.TUNED
+    )
     process_mib = process_memory_mib("a100-40gb", Phase.TRAIN)
     return {MIB: Figure(*simulated_interval(memory.reserved_with_workspace_mib + process_mib))}
 

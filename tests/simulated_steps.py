@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from trappm.prediction.answer import simulated_answer
+from trappm.prediction.answer import answer_by_simulation
 from trappm.prediction.models import Module, subject_of
 from trappm.prediction.prediction import Prediction
 from trappm.prediction.question import Question
@@ -21,12 +21,14 @@ def simulated(
     """Return the simulated memory of a name, or of a module that is called with these inputs."""
     question = Question(**{name: more.pop(name) for name in _QUESTION if name in more})
     if isinstance(model, str):
-        return simulated_answer(question, subject_of(model, **more), device, "simulated")
+        return answer_by_simulation(question, subject_of(model, **more), device, "simulated")
     names = inspect.signature(model.forward).parameters
     example: Any = args
     if more:
         example = {**dict(zip(names, args, strict=False)), **more}
-    return simulated_answer(question, Module(model, example, targets, loss), device, "simulated")
+    return answer_by_simulation(
+        question, Module(model, example, targets, loss), device, "simulated"
+    )
 
 
 def trace_of(prediction: Prediction) -> Allocations:

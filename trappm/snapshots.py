@@ -12,8 +12,8 @@ from trappm.learner.snapshots.manifest import read_manifest
 from trappm.prediction.selection import (
     DEFAULT_SNAPSHOT,
     SHIPPED,
-    fetched,
-    folder_of,
+    fetch_snapshot,
+    find_folder,
     local_registry,
 )
 from trappm.profiler.errors import InputError, SnapshotError
@@ -82,13 +82,13 @@ def pull(name: str = "latest", registry: str | None = None, to: Path | None = No
             raise InputError("name what to fetch from (--from) or where to put it (--to)")
         from trappm.learner.snapshots.snapshot import copy_snapshot
 
-        copy_snapshot(folder_of(name), to)
+        copy_snapshot(find_folder(name), to)
         return to
     shared = registry_at(registry)
     if to is not None:
         shared.pull(shared.resolve(name), to)
         return to
-    folder = fetched(shared, name)
+    folder = fetch_snapshot(shared, name)
     if name in shared.aliases():
         local_registry().set_alias(name, folder.name, f"pulled from {shared.location}")
     return folder
@@ -123,7 +123,7 @@ def push(
         )
     shared = registry_at(registry)
     try:
-        folder = folder_of(name)
+        folder = find_folder(name)
     except SnapshotError as error:
         try:
             snapshot_id = shared.resolve(name)

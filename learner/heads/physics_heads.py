@@ -96,7 +96,7 @@ from trappm.profiler.devices.catalogue import (
     read_name,
 )
 from trappm.profiler.errors import InputError
-from trappm.profiler.memory.simulation import Loop
+from trappm.profiler.memory.simulation import LoopPreset
 from trappm.profiler.records import (
     METRICS,
     MemoryFormat,
@@ -408,7 +408,7 @@ class Heads:
     heads: Mapping[str, Head[Prior]]
     """Heads by metric."""
     label_count: int
-    memory_loop: Loop = Loop.PLAIN
+    memory_loop: LoopPreset = LoopPreset.PLAIN
     """Training loop of the memory's labels: our protocol's, unless others published them."""
 
     needs_embeddings = False

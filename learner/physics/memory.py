@@ -29,7 +29,7 @@ from trappm.learner.interface import Array, BoolArray, Workload, cache_on_first
 from trappm.learner.physics.prior import OPERATORS, PriorSpec, TermPrior, operator_shares
 from trappm.profiler.devices.catalogue import CONTEXT_MIB, DeviceSpec
 from trappm.profiler.graphs.nodes import BYTES_PER_ELEMENT, VIEWS
-from trappm.profiler.memory.simulation import MIB, Loop, memory_of
+from trappm.profiler.memory.simulation import MIB, LoopPreset, memory_of
 from trappm.profiler.records import Graph, MemoryFormat, Optimizer, Phase, Precision
 from trappm.profiler.traced_step import ConvolutionKind, Event, Pass, Trace
 
@@ -78,7 +78,7 @@ class StepMemory:
     """Share of the allocations that are served from small segments."""
 
 
-def step_memory(workload: Workload, loop: Loop = Loop.PLAIN) -> StepMemory:
+def step_memory(workload: Workload, loop: LoopPreset = LoopPreset.PLAIN) -> StepMemory:
     """Return the simulated memory of the step, or an fp32 estimate from the graph."""
     if workload.trace is not None:
         return _simulated(workload.trace, workload.batch_size, workload.optimizer, loop)
@@ -96,7 +96,7 @@ def amp_factor(workload: Workload, memory: StepMemory) -> float:
 
 
 @cache_on_first
-def _simulated(trace: Trace, batch_size: int, optimizer: Optimizer, loop: Loop) -> StepMemory:
+def _simulated(trace: Trace, batch_size: int, optimizer: Optimizer, loop: LoopPreset) -> StepMemory:
     peaks, events = memory_of(trace, batch_size, optimizer, loop), trace.allocations
     assert events is not None  # noqa: S101  (a workload has no other traces)
     sizes = events.sizes_at(batch_size).astype(np.float64)
@@ -137,7 +137,7 @@ def _simulated(trace: Trace, batch_size: int, optimizer: Optimizer, loop: Loop) 
 
 
 @cache_on_first
-def _of_untraced(graph: Graph, optimizer: Optimizer, loop: Loop) -> StepMemory:
+def _of_untraced(graph: Graph, optimizer: Optimizer, loop: LoopPreset) -> StepMemory:
     """A guess: weights, states and gradients, and a share of all results, kept for the backward."""
     outputs = graph.memory_bytes - BYTES_PER_ELEMENT * graph.parameters
     kept = KEPT_SHARE * float(outputs[[name not in VIEWS for name in graph.operators]].sum())
@@ -224,7 +224,9 @@ class MemoryPrior(TermPrior):
 
     feature_groups = FEATURE_GROUPS
 
-    def __init__(self, log_constants: Array | None = None, loop: Loop = Loop.PLAIN) -> None:
+    def __init__(
+        self, log_constants: Array | None = None, loop: LoopPreset = LoopPreset.PLAIN
+    ) -> None:
         super().__init__(SPEC, log_constants)
         self.loop = loop
 
@@ -260,14 +262,14 @@ class MemoryPrior(TermPrior):
         rows = known[:: 1 << (len(known) // LABELS_FOR_LOOP).bit_length()]
         labelled, values = [workloads[i] for i in rows], log_values[rows]
 
-        def loss(loop: Loop) -> tuple[float, bool]:
+        def loss(loop: LoopPreset) -> tuple[float, bool]:
             fitted = self._in(loop).fitted(labelled, values, None, tightness)
             errors = (fitted.log_values(labelled) - values) / TYPICAL_ERROR
             return float(np.log1p(errors**2 / 4.0).sum()), loop is not self.loop
 
-        return self._in(min(Loop, key=loss))
+        return self._in(min(LoopPreset, key=loss))
 
-    def _in(self, loop: Loop) -> Self:
+    def _in(self, loop: LoopPreset) -> Self:
         return type(self)(self.log_constants, loop)
 
     def terms(self, workloads: Sequence[Workload]) -> Array:
@@ -291,10 +293,10 @@ class MemoryPrior(TermPrior):
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
-        return cls(tensors["log_constants"].numpy(), list(Loop)[int(tensors["loop"])])
+        return cls(tensors["log_constants"].numpy(), list(LoopPreset)[int(tensors["loop"])])
 
     def tensors(self) -> dict[str, Tensor]:
-        return {**super().tensors(), "loop": torch.tensor(list(Loop).index(self.loop))}
+        return {**super().tensors(), "loop": torch.tensor(list(LoopPreset).index(self.loop))}
 
 
 def _process_unit_mib(phase: Phase) -> float:

@@ -40,8 +40,7 @@ PRODUCTS = 7
 STREAMS = len(KernelKind) - PRODUCTS
 PASSES = len(Pass)
 
-# Number of classes per kind: a library has different kernels for convolutions of different shape.
-DETAILS = {
+DETAILS_BY_KIND = {
     KernelKind.POINTWISE: 2,
     KernelKind.DENSE: 7,
     KernelKind.GROUPED: 7,
@@ -50,7 +49,8 @@ DETAILS = {
     KernelKind.MATMUL: 1,
     KernelKind.ATTENTION: 1,
 }
-_FIRST_DETAIL = np.cumsum([0, *DETAILS.values()])
+"""Number of details per kind: a library has different kernels for classes of shapes."""
+_FIRST_DETAIL = np.cumsum([0, *DETAILS_BY_KIND.values()])
 DETAIL_COUNT = int(_FIRST_DETAIL[-1])
 
 

@@ -21,7 +21,7 @@ from trappm.profiler.devices.catalogue import CONTEXT_MIB, Card, card_of
 from trappm.profiler.errors import DeviceError, UnsupportedModelError
 from trappm.profiler.graphs.nodes import BYTES_PER_ELEMENT, CONVOLUTIONS, PRODUCTS, VIEWS
 from trappm.profiler.host.environment import SEED, host_facts
-from trappm.profiler.memory.simulation import Loop, TrainingLoop, memory_of
+from trappm.profiler.memory.simulation import LoopPreset, TrainingLoop, memory_of
 from trappm.profiler.records import (
     Configuration,
     Execution,
@@ -193,7 +193,7 @@ class SimulatedDevice(Device):
 
 
 def _loop(configuration: Configuration) -> TrainingLoop:
-    return Loop.PLAIN.with_optimizer(configuration.optimizer)
+    return LoopPreset.PLAIN.with_optimizer(configuration.optimizer)
 
 
 @lru_cache(maxsize=8)

@@ -398,8 +398,8 @@ def _allocate_within(memory: Allocator, sizes: Sequence[int]) -> Iterator[None]:
         memory.free(block)
 
 
-class Loop(Enum):
-    """Training loops of labels, for any optimizer."""
+class LoopPreset(Enum):
+    """Settings of the two training loops that labels come from, for any optimizer."""
 
     PLAIN = "plain"
     """Our protocol (`profiler.steps.step`): PyTorch's defaults."""
@@ -407,7 +407,7 @@ class Loop(Enum):
     """Loop of the published A100 labels: SGD has momentum, weight decay, and cuDNN's benchmark."""
 
     def with_optimizer(self, optimizer: Optimizer) -> TrainingLoop:
-        tuned = self is Loop.TUNED
+        tuned = self is LoopPreset.TUNED
         if tuned and optimizer is Optimizer.SGD:
             optimizer = Optimizer.MOMENTUM
         decays = tuned or optimizer is Optimizer.ADAMW
@@ -453,7 +453,7 @@ def memory_of(
     trace: Trace,
     batch_size: int,
     optimizer: Optimizer = Optimizer.SGD,
-    loop: Loop = Loop.PLAIN,
+    loop: LoopPreset = LoopPreset.PLAIN,
 ) -> SimulatedMemory:
     """Return the GPU memory of a traced step in a usual loop; see `memory_in`."""
     return memory_in(trace, loop.with_optimizer(optimizer), batch_size)

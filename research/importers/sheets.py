@@ -24,7 +24,7 @@ from trappm.profiler.records import (
 from trappm.store.files import ParsedRow, check_size
 
 Cells = Mapping[str, str]
-Read = TypeVar("Read")
+Result = TypeVar("Result")
 UNTOLD = "not told by the source"
 UNTOLD_TIME = "1970-01-01T00:00:00+00:00"
 """Start time of measurements without one; it is also listed in `Measurement.missing`."""
@@ -32,8 +32,8 @@ _LARGEST = 1e9
 
 
 def read_rows(
-    path: Path, needed: Set[str], read: Callable[[Cells], Read], wanted: str = "sheet"
-) -> Iterator[Read]:
+    path: Path, needed: Set[str], read: Callable[[Cells], Result], wanted: str = "sheet"
+) -> Iterator[Result]:
     """Yield the parsed rows of a CSV file, which may be compressed with gzip.
 
     Args:

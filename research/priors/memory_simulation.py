@@ -23,7 +23,7 @@ import typer
 from research.data import data_folder
 from research.held_out import robust_line
 from research.priors.steps import TRACES, Traces, cached_step
-from trappm.profiler.memory.simulation import WORKSPACE_SHARE, Loop, simulate_memory
+from trappm.profiler.memory.simulation import WORKSPACE_SHARE, LoopPreset, simulate_memory
 from trappm.profiler.models.families import family_of
 from trappm.profiler.models.zoo import native_input_size
 from trappm.profiler.records import Optimizer
@@ -58,7 +58,7 @@ def simulate(
     """Return the simulated memory of one architecture by batch size."""
     step = allocations_of(architecture, traces)
     assert step is not None
-    loop = Loop.TUNED.with_optimizer(Optimizer.SGD)
+    loop = LoopPreset.TUNED.with_optimizer(Optimizer.SGD)
     simulated = [simulate_memory(step, b, loop, workspace_share=shares) for b in BATCH_SIZES]
     values = {name: [getattr(memory, name) for memory in simulated] for name in COLUMNS[1:]}
     return pd.DataFrame({"architecture": architecture, "batch_size": BATCH_SIZES, **values})

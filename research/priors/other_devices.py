@@ -59,7 +59,7 @@ from trappm.learner.stats.calibration import LEVELS, Calibration
 from trappm.learner.stats.folds import grouped_folds
 from trappm.learner.stats.student_t import TO_NORMAL
 from trappm.profiler.devices.catalogue import most_similar, spec_of
-from trappm.profiler.memory.simulation import Loop
+from trappm.profiler.memory.simulation import LoopPreset
 from trappm.profiler.records import MemoryFormat, Phase
 
 FOLDS = 4
@@ -173,7 +173,7 @@ def memory_errors(data: Any) -> Iterator[pd.DataFrame]:
     a100 = read_labels(data / "a100_40gb_train_memory.csv")
     usable = read_usable(data / "a100_40gb_train_memory_quality.csv")
     for device, labels, judged, prior in (
-        ("a100", a100, usable, MemoryPrior(loop=Loop.TUNED)),
+        ("a100", a100, usable, MemoryPrior(loop=LoopPreset.TUNED)),
         ("h100", h100_labels(), None, MemoryPrior.on(spec_of("h100"))),
     ):
         bench = Workbench(metric="memory_mib", processes=CORES, usable=judged)

@@ -33,9 +33,9 @@ def devices(
 
     Example: trappm devices v100 a100
     """
-    from trappm.prediction.selection import devices as evidence
+    from trappm.prediction.selection import devices as list_devices
 
-    rows = evidence(snapshot, names or None)
+    rows = list_devices(snapshot, names or None)
     if as_json:
         print_json([asdict(row) for row in rows])
     elif names:
@@ -52,10 +52,10 @@ def _print_devices(rows: Sequence[DeviceEvidence]) -> None:
     """Print all devices, those of the same evidence together."""
     groups: dict[str, list[DeviceEvidence]] = {}
     for row in sorted(rows, key=lambda row: not row.has_labels):
-        groups.setdefault(_evidence(row), []).append(row)
+        groups.setdefault(_evidence_text(row), []).append(row)
     for evidence, devices in groups.items():
         print_line(f"{evidence}:")
-        print_line(f"  {', '.join(map(_device, devices))}", style="bold")
+        print_line(f"  {', '.join(map(_device_text, devices))}", style="bold")
     print_line(
         "A card has several names. Predictions without labels of the device have wider intervals.",
         style="dim",
@@ -64,18 +64,18 @@ def _print_devices(rows: Sequence[DeviceEvidence]) -> None:
 
 def _print_device(row: DeviceEvidence) -> None:
     """Print the evidence of one device."""
-    print_line(_device(row), style="bold")
+    print_line(_device_text(row), style="bold")
     for phase, by_metric in row.evidence.items():
         print_line(f"  {_NAMES[phase]}: {_sentence(by_metric)}")
 
 
-def _device(row: DeviceEvidence) -> str:
+def _device_text(row: DeviceEvidence) -> str:
     if row.memory_gib is None or row.device.endswith("gb"):
         return row.device
     return f"{row.device} ({row.memory_gib:.0f}\N{NO-BREAK SPACE}GiB)"
 
 
-def _evidence(row: DeviceEvidence) -> str:
+def _evidence_text(row: DeviceEvidence) -> str:
     """Return such as `step time from its labels, memory from the simulated step alone`."""
     phases: dict[str, list[str]] = {}
     for phase, by_metric in row.evidence.items():

@@ -28,10 +28,10 @@ def models() -> Iterable[str]:
 
 @_completing
 def devices() -> Iterable[str]:
-    from trappm.prediction.selection import manifests_that_answer
+    from trappm.prediction.selection import read_manifests
     from trappm.profiler.devices.catalogue import card_keys
 
-    keys = (key for manifest in manifests_that_answer(None) for key in manifest.heads)
+    keys = (key for manifest in read_manifests(None) for key in manifest.heads)
     return {*keys, *card_keys()}
 
 

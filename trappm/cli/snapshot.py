@@ -68,7 +68,7 @@ def show(
     from trappm import snapshots
     from trappm.learner.snapshots.manifest import read_manifest
     from trappm.learner.snapshots.snapshot import load_snapshot
-    from trappm.prediction.selection import folder_of
+    from trappm.prediction.selection import find_folder
 
     if name is None:
         rows = snapshots.list(registry)
@@ -79,7 +79,7 @@ def show(
         return
     place = snapshots.registry_at(registry)
     if registry is None:
-        folder = folder_of(name)
+        folder = find_folder(name)
         manifest = read_manifest(folder)
         load_snapshot(folder)  # checks every file
     else:

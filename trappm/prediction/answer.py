@@ -45,7 +45,7 @@ from trappm.profiler.devices.catalogue import (
 )
 from trappm.profiler.errors import InputError, TrappmError, UnsupportedModelError
 from trappm.profiler.extensions import extension_modules
-from trappm.profiler.memory.simulation import Loop, SimulatedMemory, memory_in, reserved_mib
+from trappm.profiler.memory.simulation import LoopPreset, SimulatedMemory, memory_in, reserved_mib
 from trappm.profiler.models.families import family_of
 from trappm.profiler.records import (
     METRICS,
@@ -89,18 +89,18 @@ and Brorsson 2023)."""
 COMPILE_MODES = {"triton.cudagraphs": "CUDA graphs", "max_autotune": "autotuned kernels"}
 """Additions of the modes of `torch.compile`, by the key of inductor's configuration."""
 _MIB_PER_GB = 1e9 / 2**20
-_LARGEST: WeakKeyDictionary[Subject, dict[tuple[object, ...], int]] = WeakKeyDictionary()
+_LARGEST_BATCHES: WeakKeyDictionary[Subject, dict[tuple[object, ...], int]] = WeakKeyDictionary()
 """Largest batch sizes by model: each takes a dozen predictions."""
 
 
-def answers(asks: Sequence[tuple[Selection, Subject, str]]) -> list[Prediction]:
+def answer_questions(questions: Sequence[tuple[Selection, Subject, str]]) -> list[Prediction]:
     """Predict steps; those of the same heads are predicted together, which is faster.
 
     A device that cannot run the precision gets a prediction without values, and of a module that
     the heads do not cover only the memory is predicted. `missing` has the reasons.
 
     Args:
-        asks: Selection of the question, model and key of the device.
+        questions: Selection of the question, model and key of the device.
 
     Raises:
         SnapshotError: There are no heads for a device and phase.
@@ -108,22 +108,22 @@ def answers(asks: Sequence[tuple[Selection, Subject, str]]) -> list[Prediction]:
         TrappmError: No graph can be made of a model.
     """
     predictions: dict[int, Prediction] = {}
-    together: dict[tuple[object, ...], list[tuple[int, _Inquiry]]] = {}
-    for place, (selection, subject, device) in enumerate(asks):
+    by_heads: dict[tuple[object, ...], list[tuple[int, _Inquiry]]] = {}
+    for place, (selection, subject, device) in enumerate(questions):
         question = selection.question
         if gap := selection.gap(device):
-            predictions[place] = _without_values(question, subject, device, gap)
+            predictions[place] = _answer_without_values(question, subject, device, gap)
             continue
         inquiry = _Inquiry(selection, subject, device)
         if (why := inquiry.only_memory) is None:
-            together.setdefault(inquiry.heads, []).append((place, inquiry))
+            by_heads.setdefault(inquiry.heads_key, []).append((place, inquiry))
             continue
-        answer = simulated_answer(question, subject, device, why)
+        answer = answer_by_simulation(question, subject, device, why)
         answer = replace(answer, device_is_default=selection.device_is_default)
         if question.execution is Execution.COMPILE:
-            answer = compiled_answer(answer, {}, dict.fromkeys(METRIC_NAMES, why))
+            answer = answer_compiled(answer, {}, dict.fromkeys(METRIC_NAMES, why))
         predictions[place] = answer
-    for group in together.values():
+    for group in by_heads.values():
         first, workloads = group[0][1], [inquiry.workload for _, inquiry in group]
         output = first.predict(workloads)
         capacity = card_capacity_mib(first.card)
@@ -132,11 +132,13 @@ def answers(asks: Sequence[tuple[Selection, Subject, str]]) -> list[Prediction]:
             risks = first.out_of_memory(workloads, output, capacity)
         for row, (place, inquiry) in enumerate(group):
             risk = None if risks is None else float(risks[row])
-            predictions[place] = inquiry.prediction(output, row, risk, capacity)
-    return [predictions[place] for place in range(len(asks))]
+            predictions[place] = inquiry.make_prediction(output, row, risk, capacity)
+    return [predictions[place] for place in range(len(questions))]
 
 
-def _without_values(question: Question, subject: Subject, device: str, why: str) -> Prediction:
+def _answer_without_values(
+    question: Question, subject: Subject, device: str, why: str
+) -> Prediction:
     return Prediction(
         model=subject.name,
         device=device,
@@ -144,16 +146,16 @@ def _without_values(question: Question, subject: Subject, device: str, why: str)
         batch_size=question.batch_size or subject.batch_size or 1,
         accumulation=question.accumulation,
         phase=question.phase.value,
-        **_settings(question.given_settings()),
+        **_setting_values(question.given_settings()),
         missing=dict.fromkeys((*METRIC_NAMES, "out_of_memory", "largest_batch"), why),
     )
 
 
-def _settings(settings: StepSettings) -> dict[str, Any]:
+def _setting_values(settings: StepSettings) -> dict[str, Any]:
     return {name: value.value for name, value in settings._asdict().items()}
 
 
-def simulated_answer(question: Question, subject: Subject, device: str, why: str) -> Prediction:
+def answer_by_simulation(question: Question, subject: Subject, device: str, why: str) -> Prediction:
     """Predict the memory alone, by simulation; `why` is the reason why nothing else is predicted.
 
     Raises:
@@ -193,7 +195,7 @@ def simulated_answer(question: Question, subject: Subject, device: str, why: str
         batch_size=batch_size,
         accumulation=question.accumulation,
         phase=phase.value,
-        **_settings(settings),
+        **_setting_values(settings),
         memory_mib=interval.median_mib,
         capacity_mib=capacity,
         largest_batch=largest,
@@ -208,7 +210,7 @@ def simulated_answer(question: Question, subject: Subject, device: str, why: str
     )
 
 
-def compiled_answer(
+def answer_compiled(
     eager: Prediction,
     figures: Mapping[str, Interval],
     without: Mapping[str, str],
@@ -308,7 +310,7 @@ class _Inquiry:
         return self._snapshot.card(self.device)
 
     @property
-    def heads(self) -> tuple[object, ...]:
+    def heads_key(self) -> tuple[object, ...]:
         """Key that is equal for what the same heads can predict together."""
         traced = self.workload.kernels is not None, self._trace.allocations is not None
         settings = self._settings[:2] if self._basis else None
@@ -345,7 +347,7 @@ class _Inquiry:
             high=output.high * by_metric,
         )
         simulated = {
-            row: self._simulated_memory(workloads[row].batch_size)
+            row: self._simulate_memory(workloads[row].batch_size)
             for row in np.flatnonzero(self._is_simulated(output)).tolist()
         }
         return output.with_intervals("memory_mib", simulated) if simulated else output
@@ -373,7 +375,7 @@ class _Inquiry:
         is_labelled = not isinstance(heads, Heads) or heads.has_labels_of("memory_mib")
         return Z90 * SIMULATED_ERROR if is_labelled else None
 
-    def _simulated(self, batch_size: int, *, is_answer: bool) -> SimulatedMemory:
+    def _simulate_step(self, batch_size: int, *, is_answer: bool) -> SimulatedMemory:
         """Return the simulated step; the device may be full if its memory is the answer."""
         loop = self._loop or loop_of(self._settings.optimizer)
         limit_mib = None
@@ -381,10 +383,10 @@ class _Inquiry:
             limit_mib = limit_of_step_mib(self.card, self._phase, self._log_error)
         return memory_in(self._trace, loop, batch_size, limit_mib)
 
-    def _simulated_memory(self, batch_size: int) -> MemoryInterval:
+    def _simulate_memory(self, batch_size: int) -> MemoryInterval:
         """Return the memory of a process with the simulated step."""
         process_mib = process_memory_mib(self.card, self._phase)
-        step = self._simulated(batch_size, is_answer=True)
+        step = self._simulate_step(batch_size, is_answer=True)
         return simulated_interval(process_mib + step.reserved_with_workspace_mib, self._log_error)
 
     def _loop_factors(self, workloads: Sequence[Workload]) -> npt.NDArray[np.float64]:
@@ -396,7 +398,7 @@ class _Inquiry:
         loop, heads = self._loop or loop_of(self._settings.optimizer), self._trained.heads
         if is_cpu_device(self.device):  # the allocator is that of CUDA
             loop = replace(loop, expandable_segments=False)
-        labelled = heads.memory_loop if isinstance(heads, Heads) else Loop.PLAIN
+        labelled = heads.memory_loop if isinstance(heads, Heads) else LoopPreset.PLAIN
         of_labels = labelled.with_optimizer(loop.optimizer)
         steps = [(w.trace, w.batch_size) for w in workloads if w.trace is not None]
         is_same = loop == of_labels or (self._phase is Phase.INFER and not loop.expandable_segments)
@@ -433,7 +435,7 @@ class _Inquiry:
             is_simulated, normal, heads.out_of_memory(workloads, capacity_mib / factors)
         )
 
-    def prediction(
+    def make_prediction(
         self, output: Predictions, row: int, risk: float | None, capacity: float | None
     ) -> Prediction:
         """Return the whole answer, from what the heads predicted in this row."""
@@ -441,23 +443,23 @@ class _Inquiry:
         is_simulated = "memory_mib" in output.metrics and bool(self._is_simulated(output)[row])
         beyond = output.beyond_labels(row)
         figures = self._figures(output, row)
-        power = self._power(figures)
+        power = self._find_power(figures)
         figures |= power.figures
         is_unlike = is_simulated and ("memory_mib" in outside or "memory_mib" in beyond)
         if is_simulated:
             beyond.pop("memory_mib", None)
         remarks = self._remarks(figures, outside, beyond, is_simulated=is_unlike)
-        longer = self._longer(figures)
-        figures = self._of_all_passes(figures, longer)
+        time_factor = self._time_factor(figures)
+        figures = self._scale_to_all_passes(figures, time_factor)
         best_limit = power.best_power_limit
         if best_limit is not None:
             best_limit = replace(
                 best_limit,
-                step_time_ms=longer * best_limit.step_time_ms,
-                energy_j=longer * best_limit.energy_j,
+                step_time_ms=time_factor * best_limit.step_time_ms,
+                energy_j=time_factor * best_limit.energy_j,
             )
-        fit, missing = self._what_fits(figures.get("memory_mib"), risk, capacity)
-        missing |= self._missing(figures)
+        fit, missing = self._find_fit(figures.get("memory_mib"), risk, capacity)
+        missing |= self._missing_reasons(figures)
         question = self._question
         if question.epochs is not None and "step_time_ms" not in figures:
             missing["run"] = f"{NEEDS}the step time"
@@ -471,7 +473,7 @@ class _Inquiry:
             accumulation=question.accumulation,
             sequence_length=self._sequence_length(),
             phase=self._phase.value,
-            **_settings(self._shown_settings),
+            **_setting_values(self._shown_settings),
             snapshot=self._snapshot.id,
             **medians,
             intervals={name: value[1:] for name, value in figures.items()},
@@ -481,25 +483,29 @@ class _Inquiry:
             card=self.card,
             power_source=power.power_source,
             best_power_limit=best_limit,
-            run=self._run(figures),
+            run=self._run_cost(figures),
             unfamiliar=tuple(outside),
             beyond_labels=beyond,
             missing=missing,
             remarks=tuple(remarks),
             simulated_memory=None
             if self._trace.allocations is None
-            else self._simulated(self._batch_size, is_answer=is_simulated),
+            else self._simulate_step(self._batch_size, is_answer=is_simulated),
             memory_source=None if self._trace.allocations is None else self._trace.source,
             memory_remark=self._memory_remark,
             subject=self._subject,
             loop=self._loop,
         )
-        return answer if question.execution is Execution.EAGER else self._compiled(answer, figures)
+        return (
+            answer
+            if question.execution is Execution.EAGER
+            else self._answer_compiled(answer, figures)
+        )
 
-    def _compiled(self, eager: Prediction, figures: Mapping[str, Interval]) -> Prediction:
+    def _answer_compiled(self, eager: Prediction, figures: Mapping[str, Interval]) -> Prediction:
         """Return the answer about the compiled step from the one about the eager step."""
         known: dict[str, Interval] = {}
-        times = self._compiled_times(figures)
+        times = self._compiled_step_time(figures)
         if not isinstance(times, str):
             known["step_time_ms"] = times
         without = {"step_time_ms": times} if isinstance(times, str) else {}
@@ -511,10 +517,10 @@ class _Inquiry:
             known["memory_mib"] = median, median / math.exp(below), high
         if self._question.epochs is not None and "step_time_ms" in without:
             without["run"] = f"{NEEDS}the step time"
-        answer = compiled_answer(eager, known, without, self._measured_ratio)
-        return replace(answer, run=self._run(known))
+        answer = answer_compiled(eager, known, without, self._measured_ratio)
+        return replace(answer, run=self._run_cost(known))
 
-    def _both_steps(self) -> tuple[Workload, Workload] | str:
+    def _eager_and_compiled(self) -> tuple[Workload, Workload] | str:
         """Return the eager and the compiled step of one rank, or why they cannot be compared."""
         if self._ranks > 1:
             return f"no compiled step was measured on anything like {self.device}"
@@ -543,7 +549,7 @@ class _Inquiry:
             return ratio
         return None
 
-    def _compiled_times(self, figures: Mapping[str, Interval]) -> Interval | str:
+    def _compiled_step_time(self, figures: Mapping[str, Interval]) -> Interval | str:
         """Return the step time under `torch.compile`, or why it is not predicted.
 
         It is the eager one times the ratio by the fused kernels, or the median of measured pairs.
@@ -556,12 +562,14 @@ class _Inquiry:
         log_error = RATIO_90[self._phase] if ratio is None else ratio.log_error
         if ratio is not None and len(ratio.constants) != len(PARTS):
             log = ratio.log_ratio + ratio.families.get(family or "", 0.0)
-            return _scaled(figures["step_time_ms"], log, log_error)
-        steps = self._both_steps()
+            return _scale_interval(figures["step_time_ms"], log, log_error)
+        steps = self._eager_and_compiled()
         if isinstance(steps, str):
             return steps
         of_device = () if ratio is None else (ratio.constants, ratio.families)
-        return _scaled(figures["step_time_ms"], log_ratio(*steps, family, *of_device), log_error)
+        return _scale_interval(
+            figures["step_time_ms"], log_ratio(*steps, family, *of_device), log_error
+        )
 
     def _figures(self, output: Predictions, row: int) -> dict[str, Interval]:
         """Return median, low and high of what the heads predict in this row, and what follows."""
@@ -582,7 +590,7 @@ class _Inquiry:
                 figures["mfu_percent"] = median, high, low
         return figures
 
-    def _longer(self, figures: Mapping[str, Interval]) -> float:
+    def _time_factor(self, figures: Mapping[str, Interval]) -> float:
         """Return the time of a step of all passes relative to that of a step of one pass.
 
         Forward and backward pass are repeated, the optimizer's step is not.
@@ -597,18 +605,20 @@ class _Inquiry:
             share = float(head.prior.pass_share([self.workload])[0])
         return 1 + (passes - 1) * share
 
-    def _of_all_passes(self, figures: dict[str, Interval], longer: float) -> dict[str, Interval]:
+    def _scale_to_all_passes(
+        self, figures: dict[str, Interval], time_factor: float
+    ) -> dict[str, Interval]:
         """Return the figures of a step of all passes from those of a step of one pass.
 
         Args:
             figures: Median, low and high by name.
-            longer: Time of the step of all passes relative to that of one pass.
+            time_factor: Time of the step of all passes relative to that of one pass.
         """
         passes = self._question.accumulation
         if passes == 1:
             return figures
-        factors = {"step_time_ms": longer, "energy_j": longer}
-        factors |= dict.fromkeys(("samples_per_s", "mfu_percent"), passes / longer)
+        factors = {"step_time_ms": time_factor, "energy_j": time_factor}
+        factors |= dict.fromkeys(("samples_per_s", "mfu_percent"), passes / time_factor)
         return figures | {
             name: (median * factor, low * factor, high * factor)
             for name, factor in factors.items()
@@ -616,7 +626,7 @@ class _Inquiry:
             for median, low, high in [figures[name]]
         }
 
-    def _run(self, figures: Mapping[str, Interval]) -> cost.Run | None:
+    def _run_cost(self, figures: Mapping[str, Interval]) -> cost.Run | None:
         """Return the cost of the whole run, if there is one and a step time is predicted."""
         question = self._question
         if question.epochs is None or question.samples is None or "step_time_ms" not in figures:
@@ -632,7 +642,7 @@ class _Inquiry:
             prices=cost.prices_of(self.device, question.usd_per_hour, self.card),
         )
 
-    def _power(self, figures: Mapping[str, Interval]) -> Power:
+    def _find_power(self, figures: Mapping[str, Interval]) -> Power:
         """Return the power that no head predicts, or that is so under the question's limit."""
         limit_w = self._question.power_limit_w
         if "power_w" in figures and limit_w is None:
@@ -641,19 +651,19 @@ class _Inquiry:
         time_ms = figures.get("step_time_ms")
         return power_of_step(workload, self._trained.heads, self.card, time_ms, limit_w)
 
-    def _what_fits(
+    def _find_fit(
         self, memory: Interval | None, risk: float | None, capacity: float | None
     ) -> tuple[dict[str, Any], dict[str, str]]:
         """Return what fits the device by the names of `Prediction`, and the reasons of gaps."""
         fit: dict[str, Any] = {"capacity_mib": capacity, "out_of_memory": risk}
         if memory is None or capacity is None:
             unknown = f"the capacity of {self.device} is unknown"
-            reason = self._no_head("memory_mib") if memory is None else unknown
+            reason = self._no_head_reason("memory_mib") if memory is None else unknown
             return fit, dict.fromkeys(("out_of_memory", "largest_batch"), reason)
         missing = {}
         only = self._trace.batch_size
         if only is None:
-            fit["largest_batch"] = self._largest(capacity)
+            fit["largest_batch"] = self._find_largest_batch(capacity)
         else:
             why = self._trace.only_because
             missing["largest_batch"] = f"the step is known at batch {only} only: {why}"
@@ -667,9 +677,11 @@ class _Inquiry:
                 missing["mig_profile"] = "the upper bound is more than 40 GB"
         return fit, missing
 
-    def _missing(self, figures: Mapping[str, Interval]) -> dict[str, str]:
+    def _missing_reasons(self, figures: Mapping[str, Interval]) -> dict[str, str]:
         """Return the reason for each figure that is missing."""
-        reasons = {metric: self._no_head(metric) for metric in METRICS if metric not in figures}
+        reasons = {
+            metric: self._no_head_reason(metric) for metric in METRICS if metric not in figures
+        }
         untraced = self._trace.refusal
         if "step_time_ms" in reasons and untraced and self._trained.heads.needs_kernels:
             reasons["step_time_ms"] = f"the kernels cannot be traced: {untraced}"
@@ -680,7 +692,7 @@ class _Inquiry:
                 reasons[name] = f"{NEEDS}{' and '.join(lacking)}"
         return reasons
 
-    def _no_head(self, metric: str) -> str:
+    def _no_head_reason(self, metric: str) -> str:
         doing = "training" if self._phase is Phase.TRAIN else "inference"
         return (
             f"no model was trained on the {METRIC_NAMES[metric]} of {doing} steps on {self.device}"
@@ -770,17 +782,17 @@ class _Inquiry:
             return self._subject.sequence_length
         return input_size_of(self._subject.name, self._subject.input_size)
 
-    def _largest(self, capacity_mib: float) -> int:
-        known = _LARGEST.setdefault(self._subject, {})
+    def _find_largest_batch(self, capacity_mib: float) -> int:
+        known = _LARGEST_BATCHES.setdefault(self._subject, {})
         key = (self._snapshot.id, self.device, self._phase, self._settings, self._loop)
         if key not in known:
             if self._can_be_simulated and self._log_error is None:
-                known[key] = largest_batch(self._simulated_memory, capacity_mib)
+                known[key] = largest_batch(self._simulate_memory, capacity_mib)
             else:
-                known[key] = largest_batch_of_many(self._memories, capacity_mib)
+                known[key] = largest_batch_of_many(self._predict_memories, capacity_mib)
         return known[key]
 
-    def _memories(self, batch_sizes: Sequence[int]) -> list[MemoryInterval]:
+    def _predict_memories(self, batch_sizes: Sequence[int]) -> list[MemoryInterval]:
         """Return the predicted memory of the step at each batch size."""
         heads = self._trained.heads
         if isinstance(heads, Heads):
@@ -871,7 +883,7 @@ def _normal_cdf(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return np.asarray(0.5 * erfc(-values / math.sqrt(2)))
 
 
-def _scaled(eager: Interval, log_ratio: float, log_error: float) -> Interval:
+def _scale_interval(eager: Interval, log_ratio: float, log_error: float) -> Interval:
     """Return a figure times a ratio with an error of its own, the bound of 90 % (logarithms)."""
     median, low, high = (math.log(value) for value in eager)
     low = log_ratio + median - math.hypot(median - low, log_error)

@@ -244,13 +244,13 @@ def _predictions(
 ) -> list[Prediction]:
     """Return the predictions for all devices of the first model, then those of the next."""
     question = selection.question
-    asks = [(selection, subject, key) for subject in subjects for key in keys]
+    questions = [(selection, subject, key) for subject in subjects for key in keys]
 
     def make() -> list[Prediction]:
         # Errors in the arguments are raised before torch is imported, which takes a second.
-        from trappm.prediction.answer import answers
+        from trappm.prediction.answer import answer_questions
 
-        return answers(asks)
+        return answer_questions(questions)
 
     identities = [subject.identity for subject in subjects]
     if None in identities:
@@ -264,7 +264,7 @@ def _predictions(
                 subject=subject,
                 loop=question.loop_for(subject, prediction.settings)[0],
             )
-            for prediction, (_, subject, _) in zip(predictions, asks, strict=True)
+            for prediction, (_, subject, _) in zip(predictions, questions, strict=True)
         ]
     if labels:
         from trappm.prediction.measured import with_label

@@ -19,7 +19,7 @@ from trappm.profiler.devices.catalogue import CONTEXT_MIB, process_memory_mib
 from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.host.environment import independent_of_caller
 from trappm.profiler.memory.breakdown import MemoryBreakdown, Part, break_down
-from trappm.profiler.memory.simulation import Loop, SimulatedMemory, simulate_memory
+from trappm.profiler.memory.simulation import LoopPreset, SimulatedMemory, simulate_memory
 from trappm.profiler.records import (
     METRICS,
     Execution,
@@ -231,7 +231,7 @@ class Prediction(MemoryAnswer):
         allocations, phase = trace.allocations, Phase(self.phase)
         if allocations is None:
             raise UnsupportedModelError(trace.refusal or f"the step of {self.model} is not traced")
-        loop = self.loop or Loop.PLAIN.with_optimizer(Optimizer(self.optimizer))
+        loop = self.loop or LoopPreset.PLAIN.with_optimizer(Optimizer(self.optimizer))
         places = allocations.parameter_places.tolist()
         memory, fixed = simulate_memory(allocations, self.batch_size, loop), {}
         if self.memory_mib is not None and not is_cpu_device(self.device):

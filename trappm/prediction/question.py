@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 from trappm.prediction.cost import MAX_USD_PER_HOUR
 from trappm.prediction.models import check_size
 from trappm.profiler.errors import InputError
-from trappm.profiler.memory.simulation import Implementation, Loop, ParameterGroup, TrainingLoop
+from trappm.profiler.memory.simulation import (
+    Implementation,
+    LoopPreset,
+    ParameterGroup,
+    TrainingLoop,
+)
 from trappm.profiler.records import (
     Execution,
     MemoryFormat,
@@ -195,7 +200,7 @@ def loop_of(
         groups = [(_group_of(optimizer, group), group["params"]) for group in _groups(optimizer)]
         most, _ = max(groups, key=lambda pair: sum(p.numel() for p in pair[1]))
         return _with_kind(TrainingLoop(), most)
-    return Loop.PLAIN.with_optimizer(kind)
+    return LoopPreset.PLAIN.with_optimizer(kind)
 
 
 def loop_of_module(

@@ -65,7 +65,7 @@ class Selection:
 
     @cached_property
     def snapshots(self) -> Sequence[Snapshot]:
-        return self._given_snapshots or snapshots_that_answer(self.question.snapshot)
+        return self._given_snapshots or load_snapshots(self.question.snapshot)
 
     def device_keys(self, device: str | None, devices: Iterable[str] | str | None) -> list[str]:
         """Return the keys of the devices with these names; of `DEFAULT_DEVICE` without a name.
@@ -117,7 +117,7 @@ class Selection:
         """Manifests of the snapshots that predict, which are read without torch."""
         if self._given_snapshots:
             return [snapshot.manifest for snapshot in self._given_snapshots]
-        return manifests_that_answer(self.question.snapshot)
+        return read_manifests(self.question.snapshot)
 
     def snapshot_for(self, device: str) -> Snapshot:
         """Return the first with heads of device and phase; else the last one, for its card."""
@@ -274,10 +274,10 @@ class DeviceEvidence:
 
     @property
     def has_labels(self) -> bool:
-        return any(OWN in by_metric.values() for by_metric in self.evidence.values())
+        return any(OWN_LABELS in by_metric.values() for by_metric in self.evidence.values())
 
 
-OWN = "its labels"
+OWN_LABELS = "its labels"
 
 
 def devices(
@@ -292,14 +292,14 @@ def devices(
     Raises:
         SnapshotError: There is no such snapshot or device, or the snapshot is damaged.
     """
-    snapshots = snapshots_that_answer(snapshot)
+    snapshots = load_snapshots(snapshot)
     manifests = [one.manifest for one in snapshots]
     if names is not None:
         keys = dict.fromkeys(key_among(manifests, name) for name in names)
     else:
         keys = dict.fromkeys(key for one in snapshots for key in sorted(one.heads))
         keys |= dict.fromkeys(catalogue_keys(manifests))
-    return [_evidence(snapshots, key) for key in keys]
+    return [_find_evidence(snapshots, key) for key in keys]
 
 
 def catalogue_keys(manifests: Sequence[Manifest]) -> list[str]:
@@ -313,7 +313,7 @@ def catalogue_keys(manifests: Sequence[Manifest]) -> list[str]:
     return [key_among(manifests, name) for name in names]
 
 
-def _evidence(snapshots: Sequence[Snapshot], key: str) -> DeviceEvidence:
+def _find_evidence(snapshots: Sequence[Snapshot], key: str) -> DeviceEvidence:
     by_phase: dict[str, dict[str, str]] = {}
     for phase in Phase:
         knows = (s for s in snapshots if phase in s.heads.get(key, {}))
@@ -323,7 +323,7 @@ def _evidence(snapshots: Sequence[Snapshot], key: str) -> DeviceEvidence:
         except SnapshotError:
             continue
         bases = snapshot.bases(key, phase)
-        by_phase[phase.value] = {metric: bases.get(metric, OWN) for metric in metrics}
+        by_phase[phase.value] = {metric: bases.get(metric, OWN_LABELS) for metric in metrics}
     capacity_mib = card_capacity_mib(snapshots[-1].card(key))
     return DeviceEvidence(key, capacity_mib and capacity_mib / 1024, by_phase)
 
@@ -383,7 +383,7 @@ def device_key(
     raise SnapshotError(unknown_device(name, keys))
 
 
-Read = TypeVar("Read")
+Result = TypeVar("Result")
 
 DEFAULT_SNAPSHOT = "default"
 MIN_PREFIX = 4
@@ -398,51 +398,51 @@ def local_registry() -> Registry:
     return Registry(data_folder() / "snapshots")
 
 
-def snapshots_that_answer(name: str | Path | None) -> list[Snapshot]:
+def load_snapshots(name: str | Path | None) -> list[Snapshot]:
     """Return the snapshots that predict, in the order in which they are tried.
 
     Args:
-        name: As of `folder_of` (default: the latest, earlier ones with heads that it lacks, and the
-            shipped one last).
+        name: As of `find_folder` (default: the latest, earlier ones with heads that it lacks, and
+            the shipped one last).
 
     Raises:
         SnapshotError: There is no such snapshot, or it is damaged.
     """
-    return _answering(name, _loaded)
+    return _read_in_order(name, _load_unless_cached)
 
 
-def manifests_that_answer(name: str | Path | None) -> list[Manifest]:
+def read_manifests(name: str | Path | None) -> list[Manifest]:
     """Return the manifests of the same snapshots, which are read without torch."""
-    return _answering(name, read_manifest)
+    return _read_in_order(name, read_manifest)
 
 
-def _answering(name: str | Path | None, read: Callable[[Path], Read]) -> list[Read]:
+def _read_in_order(name: str | Path | None, read: Callable[[Path], Result]) -> list[Result]:
     if name is not None:
-        return [read(folder_of(name))]
+        return [read(find_folder(name))]
     shipped = read(SHIPPED)
     if not (data_folder() / "snapshots").is_dir():
         return [shipped]
-    answering: list[Read] = []
+    found: list[Result] = []
     known: set[tuple[str, str]] = set()
     for snapshot_id in local_registry().meanings("latest"):  # the newest first
         try:
-            folder = folder_of(snapshot_id)
+            folder = find_folder(snapshot_id)
             heads = {
                 (d, phase) for d, phases in read_manifest(folder).heads.items() for phase in phases
             }
-            if not answering or heads - known:
-                answering.append(read(folder))
+            if not found or heads - known:
+                found.append(read(folder))
                 known |= heads
         except SnapshotError as error:
-            if not answering:
+            if not found:
                 raise SnapshotError(
                     f"{error}; --snapshot {DEFAULT_SNAPSHOT} uses the one that ships with trappm"
                 ) from error
             # an earlier one that was removed, or that this version cannot read
-    return [*answering, shipped]
+    return [*found, shipped]
 
 
-def folder_of(name: str | Path) -> Path:
+def find_folder(name: str | Path) -> Path:
     """Return the folder of a snapshot.
 
     Args:
@@ -457,8 +457,8 @@ def folder_of(name: str | Path) -> Path:
         len(name) >= MIN_PREFIX and read_manifest(SHIPPED).id.startswith(name)
     ):
         return SHIPPED
-    if (other := _registry_named(name)) is not None:
-        return fetched(other, "latest")
+    if (other := _find_registry(name)) is not None:
+        return fetch_snapshot(other, "latest")
     registry = local_registry()
     try:
         snapshot_id = registry.resolve(name)
@@ -471,7 +471,7 @@ def folder_of(name: str | Path) -> Path:
     return Path(registry.location) / snapshot_id
 
 
-def _registry_named(name: str) -> Registry | None:
+def _find_registry(name: str) -> Registry | None:
     """Return the registry at a URL or folder; None if the name is not a location."""
     from trappm.learner.snapshots.registry import ALIASES, Registry
 
@@ -479,7 +479,7 @@ def _registry_named(name: str) -> Registry | None:
     return Registry(name) if is_location else None
 
 
-def fetched(registry: Registry, name: str) -> Path:
+def fetch_snapshot(registry: Registry, name: str) -> Path:
     """Return the folder of a registry's snapshot, copied to this machine unless it is there whole.
 
     Raises:
@@ -492,7 +492,7 @@ def fetched(registry: Registry, name: str) -> Path:
     return folder
 
 
-def _loaded(folder: Path) -> Snapshot:
+def _load_unless_cached(folder: Path) -> Snapshot:
     path = folder / MANIFEST
     return _load(folder, path.stat().st_mtime_ns if path.is_file() else 0)
 

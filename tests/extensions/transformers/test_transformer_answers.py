@@ -18,7 +18,7 @@ from trappm.learner.interface import Workload
 from trappm.learner.physics.step_time import StepTimePrior
 from trappm.prediction.models import subject_of
 from trappm.prediction.question import Question
-from trappm.prediction.selection import Selection, snapshots_that_answer
+from trappm.prediction.selection import Selection, load_snapshots
 from trappm.profiler.devices.catalogue import process_memory_mib, spec_of
 from trappm.profiler.records import Graph, MemoryFormat, Optimizer, Phase, Precision, StepSettings
 
@@ -120,7 +120,7 @@ def test_megatron_models_have_the_slower_products_of_their_published_runs(tmp_pa
 
 
 def test_campaign_labels_take_precedence_over_published_steps():
-    shipped = snapshots_that_answer(None)[-1]
+    shipped = load_snapshots(None)[-1]
     known = shipped.heads["h100"][Phase.TRAIN]
     row = StepSettings(Precision.BF16, MemoryFormat.CONTIGUOUS, Optimizer.ADAM)
     own = replace(

@@ -14,7 +14,7 @@ from trappm.extensions.web import answerer
 from trappm.extensions.web.gate import ServingSettings
 from trappm.extensions.web.running import address_of, hosts_for, token_for
 from trappm.learner.snapshots.registry import Registry
-from trappm.prediction.answer import answers
+from trappm.prediction.answer import answer_questions
 from trappm.profiler.errors import InputError
 
 TOKEN = "0123456789abcdef0123"  # noqa: S105
@@ -84,7 +84,7 @@ def test_identical_concurrent_requests_share_one_computation(server, monkeypatch
 
     def counted(asks):
         asked.extend(asks)
-        return answers(asks)
+        return answer_questions(asks)
 
     async def all_at_once():
         bodies = [json.dumps(question).encode() for question in questions]
@@ -92,7 +92,7 @@ def test_identical_concurrent_requests_share_one_computation(server, monkeypatch
             *(server.ask("POST", "/v1/predict", [body]) for body in (*bodies, *bodies))
         )
 
-    monkeypatch.setattr(answerer, "answers", counted)
+    monkeypatch.setattr(answerer, "answer_questions", counted)
     responses = server.run(all_at_once())
     assert {response.status for response in responses} == {200}
     assert len(asked) == len(questions)

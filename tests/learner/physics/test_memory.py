@@ -13,7 +13,7 @@ from trappm.learner.physics.graph_prior import GraphPrior
 from trappm.learner.physics.memory import PROCESS_MIB, MemoryPrior, step_memory
 from trappm.profiler.devices.catalogue import spec_of
 from trappm.profiler.errors import InputError
-from trappm.profiler.memory.simulation import Loop, memory_of
+from trappm.profiler.memory.simulation import LoopPreset, memory_of
 from trappm.profiler.records import Phase
 from trappm.profiler.trace import trace
 
@@ -42,7 +42,7 @@ def test_unlabelled_memory_is_process_plus_simulation(traced):
         assert mib < PROCESS_MIB + more * 1.0001
 
 
-@pytest.mark.parametrize("loop", Loop)
+@pytest.mark.parametrize("loop", LoopPreset)
 def test_the_prior_agrees_with_the_simulation_in_both_loops(traced, loop):
     for workload in traced[0]:
         actual = step_memory(workload, loop)
@@ -52,7 +52,7 @@ def test_the_prior_agrees_with_the_simulation_in_both_loops(traced, loop):
         assert total == pytest.approx(simulated.reserved_with_workspace_mib)
 
 
-@pytest.mark.parametrize("loop", Loop)
+@pytest.mark.parametrize("loop", LoopPreset)
 def test_labels_identify_the_training_loop(traced, loop):
     workloads, _ = traced
     start = MemoryPrior(np.log([0.01, 1.0, 1.0, 1.0]))  # the models are small too
@@ -68,7 +68,7 @@ def test_labels_identify_the_training_loop(traced, loop):
 def test_eight_labels_recover_the_constants(traced, seed):
     """A device with a small process, such as a CPU, and another loop."""
     workloads, _ = traced
-    truth = MemoryPrior(np.log([0.25, 1.0, 0.8, 1.5]), Loop.TUNED)
+    truth = MemoryPrior(np.log([0.25, 1.0, 0.8, 1.5]), LoopPreset.TUNED)
     generator = np.random.default_rng(seed)
     logs = truth.log_values(workloads) + 0.01 * generator.standard_t(4, len(workloads))
     chosen = generator.permutation(len(workloads))[:8].tolist()
@@ -133,7 +133,7 @@ def test_cpu_processes_start_small(traced):
 
 
 @pytest.mark.parametrize(
-    "prior", [MemoryPrior(), MemoryPrior(loop=Loop.TUNED), GraphPrior("step_time_ms")]
+    "prior", [MemoryPrior(), MemoryPrior(loop=LoopPreset.TUNED), GraphPrior("step_time_ms")]
 )
 def test_priors_are_restored_from_tensors_and_damage_is_refused(prior, traced):
     shift = np.linspace(-0.5, 0.5, len(prior.log_constants))
@@ -158,7 +158,7 @@ def test_a_head_needs_no_label_at_all(traced):
 def test_transfer_with_two_labels_is_no_worse_than_scratch(traced):
     workloads, names = traced
     generator = np.random.default_rng(0)
-    truth = MemoryPrior(np.log([0.25, 1.0, 0.8, 1.5]), Loop.TUNED)
+    truth = MemoryPrior(np.log([0.25, 1.0, 0.8, 1.5]), LoopPreset.TUNED)
     values = np.exp(truth.log_values(workloads))
     missing = np.full(len(values), np.nan)
     source = Ours(MemoryPrior()).fit(workloads, Targets(values, missing, names), generator)

@@ -14,7 +14,7 @@ from trappm.profiler.memory.simulation import (
     MIB,
     Allocator,
     ExpandableAllocator,
-    Loop,
+    LoopPreset,
     TrainingLoop,
     simulate_memory,
 )
@@ -206,7 +206,7 @@ def test_tuned_loops_have_momenta_and_temporaries():
     """The peak at batch 1 is the optimizer's step, at 64 the end of the forward pass."""
     trace = resnet10t()
     weights = trace.parameter_bytes.sum() / MIB
-    tuned = Loop.TUNED.with_optimizer(Optimizer.SGD)
+    tuned = LoopPreset.TUNED.with_optimizer(Optimizer.SGD)
     added = [
         simulate_memory(trace, b, tuned).live_mib - simulate_memory(trace, b).live_mib
         for b in (1, 64)

@@ -18,7 +18,7 @@ from trappm.prediction.fit import (
     largest_batch,
     largest_batch_of_many,
 )
-from trappm.prediction.selection import OWN
+from trappm.prediction.selection import OWN_LABELS
 from trappm.profiler.devices.catalogue import USABLE_SHARE
 
 
@@ -145,7 +145,7 @@ def test_network_heads_predict_the_risk_of_running_out_of_memory(tmp_path):
 
 def test_devices_come_with_their_evidence(printed, as_json):
     rows = {row.device: row for row in trappm.devices("default")}
-    assert rows["h100"].evidence["train"] == {"step_time_ms": OWN, "memory_mib": OWN}
+    assert rows["h100"].evidence["train"] == {"step_time_ms": OWN_LABELS, "memory_mib": OWN_LABELS}
     assert "data sheet" in rows["rtx-5090-32gb"].evidence["train"]["step_time_ms"]
     assert rows["cpu-2t"].memory_gib is None
     assert not rows["cpu-2t"].has_labels

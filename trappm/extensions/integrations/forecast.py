@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from trappm.prediction.answer import simulated_answer
+from trappm.prediction.answer import answer_by_simulation
 from trappm.prediction.fit import room_text
 from trappm.prediction.models import Module, size_kind
 from trappm.prediction.predict import predict
@@ -183,7 +183,7 @@ def _prediction(
         return answer, None
     except TrappmError as error:  # such as a CPU device without labels
         question = Question(precision=precision, optimizer=context.loop)
-        answer = simulated_answer(question, Module(module, example), device, one_line(error))
+        answer = answer_by_simulation(question, Module(module, example), device, one_line(error))
         return replace(answer, model=context.name or answer.model), one_line(error)
 
 

@@ -244,14 +244,14 @@ class SharedStep:
         key = selection.device_keys(device, None)[0]
         node = node_of(key)  # before torch is imported, which takes a second
         from trappm.extensions.parallel.rank_memory import traced_needs
-        from trappm.prediction.answer import answers
+        from trappm.prediction.answer import answer_questions
         from trappm.prediction.models import Subject, subject_of
         from trappm.profiler.memory.simulation import TrainingLoop
 
         subject = model
         if not isinstance(subject, Subject):
             subject = subject_of(model, input_size=input_size, sequence_length=sequence_length)
-        [single] = answers([(selection, subject, key)])
+        [single] = answer_questions([(selection, subject, key)])
         if single.step_time_ms is None:
             raise UnsupportedModelError("; ".join(single.gaps()))
         trained, _ = selection.trained(key, subject.name)

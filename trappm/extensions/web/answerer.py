@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from trappm.extensions.web.gate import ServingSettings
 from trappm.extensions.web.loaded_snapshots import LoadedSnapshots
 from trappm.extensions.web.metrics import Metrics
-from trappm.extensions.web.schemas import RooflineQuestion, ScalingQuestion, Settings
+from trappm.extensions.web.schemas import PredictionSettings, RooflineRequest, ScalingRequest
 from trappm.extensions.web.uploads import ModelTracer, RequestedModel, SingleFlight
-from trappm.prediction.answer import answers
+from trappm.prediction.answer import answer_questions
 from trappm.prediction.cost import prices_version
 from trappm.prediction.models import ModelKey, UntracedError, load_subject
 from trappm.prediction.prediction import breakdown_dict
@@ -70,7 +70,9 @@ class Answerer:
         self._kernels_thread = ThreadPoolExecutor(1, thread_name_prefix="trappm-kernels")
         self._tracer = ModelTracer(settings)
 
-    async def predict(self, settings: Settings, models: Sequence[RequestedModel]) -> list[Answer]:
+    async def predict(
+        self, settings: PredictionSettings, models: Sequence[RequestedModel]
+    ) -> list[Answer]:
         """Return the answers for each model and, within it, for each device.
 
         Raises:
@@ -94,13 +96,13 @@ class Answerer:
             results += own
         return results
 
-    async def unable_devices(self, settings: Settings) -> list[dict[str, str]]:
+    async def unable_devices(self, settings: PredictionSettings) -> list[dict[str, str]]:
         """Return the GPUs that do not support the precision, each with the reason."""
         snapshots = await self.snapshots.named(settings.snapshot)
         unable = Selection(Question(**settings.for_question()), snapshots).unable_devices()
         return [{"device": key, "reason": reason} for key, reason in unable.items()]
 
-    async def rooflines(self, request: RooflineQuestion, model: RequestedModel) -> bytes:
+    async def rooflines(self, request: RooflineRequest, model: RequestedModel) -> bytes:
         """Return the JSON of `trappm roofline --json`: a list with one entry per device.
 
         Raises:
@@ -109,16 +111,16 @@ class Answerer:
         with _other_extension("roofline"):
             from trappm.extensions.roofline.report import rooflines_json
             from trappm.extensions.roofline.steps import (
-                known_devices_of,
-                roofed_steps,
+                roofline_devices,
+                roofline_steps,
                 step_settings,
             )
         snapshots = await self.snapshots.named(request.snapshot)
         selection = Selection(Question(**request.for_question()), snapshots)
-        devices = known_devices_of(selection, request.devices)
+        devices = roofline_devices(selection, request.devices)
 
         def work() -> bytes:
-            steps = roofed_steps(selection, load_subject(model.key), devices)
+            steps = roofline_steps(selection, load_subject(model.key), devices)
             return json.dumps(rooflines_json(steps), default=str).encode()
 
         settings = [step_settings(selection, devices)]
@@ -126,7 +128,7 @@ class Answerer:
             self._kernels_thread, model, settings, selection.question.phase, work
         )
 
-    async def scalings(self, request: ScalingQuestion, model: RequestedModel) -> bytes:
+    async def scalings(self, request: ScalingRequest, model: RequestedModel) -> bytes:
         """Return the JSON of `trappm scale --json`.
 
         Raises:
@@ -262,7 +264,7 @@ def named_model(name: str, input_size: int | None) -> RequestedModel:
 def _predicted(selection: Selection, model: RequestedModel, devices: Sequence[str]) -> list[Answer]:
     subject = load_subject(model.key)
     results = []
-    for prediction in answers([(selection, subject, device) for device in devices]):
+    for prediction in answer_questions([(selection, subject, device) for device in devices]):
         named = prediction if model.path is None else replace(prediction, model=model.name)
         results.append(Answer(named, json.dumps(named.to_dict(), default=str).encode()))
     return results

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from trappm.extensions.web.metrics import Metrics
 from trappm.learner.snapshots.manifest import NAME
-from trappm.prediction.selection import DEFAULT_SNAPSHOT, local_registry, snapshots_that_answer
+from trappm.prediction.selection import DEFAULT_SNAPSHOT, load_snapshots, local_registry
 from trappm.profiler.errors import SnapshotError, TrappmError
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class LoadedSnapshots:
         self._name = name
         self._metrics = metrics
         self._refused: str | None = None
-        self.current: Sequence[Snapshot] = snapshots_that_answer(name)
+        self.current: Sequence[Snapshot] = load_snapshots(name)
         metrics.answering(self.ids)
 
     @property
@@ -59,7 +59,7 @@ class LoadedSnapshots:
             SnapshotError: The snapshot is damaged; the active ones stay active.
         """
         try:
-            snapshots = await asyncio.to_thread(snapshots_that_answer, self._name)
+            snapshots = await asyncio.to_thread(load_snapshots, self._name)
         except TrappmError:
             self._metrics.reloads.labels("failed").inc()
             raise
@@ -88,4 +88,4 @@ def _of_registry(name: str) -> list[Snapshot]:
     """Load a snapshot from the registry, never from a folder of the server."""
     if name != DEFAULT_SNAPSHOT:
         name = local_registry().resolve(name)
-    return snapshots_that_answer(name)
+    return load_snapshots(name)

@@ -13,10 +13,10 @@ from pydantic import Json
 from trappm.extensions.web.answerer import Answer, Answerer, named_model
 from trappm.extensions.web.schemas import (
     MAX_LIST,
-    Questions,
-    RooflineQuestion,
-    ScalingQuestion,
-    Settings,
+    PredictionRequests,
+    PredictionSettings,
+    RooflineRequest,
+    ScalingRequest,
 )
 from trappm.extensions.web.uploads import RequestedModel, Upload
 from trappm.prediction.comparison import comparable, verdicts
@@ -27,14 +27,14 @@ router = APIRouter()
 
 # All dependencies are coroutines, because FastAPI would run functions in threads.
 
-_DEFAULTS = Settings.model_validate({})
+_DEFAULTS = PredictionSettings.model_validate({})
 
 
 @dataclass(frozen=True)
 class Inquiry:
     """Questions of one request, each with its models."""
 
-    questions: list[tuple[Settings, list[RequestedModel]]]
+    questions: list[tuple[PredictionSettings, list[RequestedModel]]]
     is_list: bool
     """True if the request and the response are lists."""
 
@@ -44,7 +44,7 @@ async def _answerer(request: Request) -> Answerer:
     return answerer
 
 
-async def _in_json(questions: Annotated[Questions, Body()]) -> Inquiry:
+async def _read_json(questions: Annotated[PredictionRequests, Body()]) -> Inquiry:
     """Return the questions; raises InputError for too many models or a path as a name."""
     rows = []
     for question in questions if isinstance(questions, list) else [questions]:
@@ -55,10 +55,12 @@ async def _in_json(questions: Annotated[Questions, Body()]) -> Inquiry:
     return Inquiry(list(rows), isinstance(questions, list))
 
 
-async def _uploaded(
+async def _read_upload(
     request: Request,
     file: Annotated[UploadFile, File(description="An ONNX file.")],
-    question: Annotated[Json[Settings], Form(description="Settings, as JSON.")] = _DEFAULTS,
+    question: Annotated[
+        Json[PredictionSettings], Form(description="Settings, as JSON.")
+    ] = _DEFAULTS,
 ) -> Inquiry:
     """Return the upload's question; raises ServingError or ModelFileError (too large, empty)."""
     max_bytes = request.app.state.settings.max_upload_bytes
@@ -67,8 +69,8 @@ async def _uploaded(
 
 
 Service = Annotated[Answerer, Depends(_answerer)]
-JsonInquiry = Annotated[Inquiry, Depends(_in_json)]
-UploadInquiry = Annotated[Inquiry, Depends(_uploaded)]
+JsonInquiry = Annotated[Inquiry, Depends(_read_json)]
+UploadInquiry = Annotated[Inquiry, Depends(_read_upload)]
 
 
 @router.get("/healthz")
@@ -115,14 +117,14 @@ async def compare_upload(inquiry: UploadInquiry, answerer: Service) -> Response:
 
 
 @router.post("/v1/roofline")
-async def roofline(question: RooflineQuestion, answerer: Service) -> Response:
+async def roofline(question: RooflineRequest, answerer: Service) -> Response:
     """Return rooflines and the bounds of a step, as `trappm roofline --json`."""
     model = named_model(question.model, question.input_size)
     return _json(await answerer.rooflines(question, model))
 
 
 @router.post("/v1/scale")
-async def scale(question: ScalingQuestion, answerer: Service) -> Response:
+async def scale(question: ScalingRequest, answerer: Service) -> Response:
     """Predict a training step on several GPUs, as `trappm scale --json`."""
     model = named_model(question.model, question.input_size)
     return _json(await answerer.scalings(question, model))

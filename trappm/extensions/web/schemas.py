@@ -29,7 +29,7 @@ GpuCount = Annotated[int, Field(ge=1, le=MAX_GPUS, strict=True)]
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT, strict=True)]
 
 
-class Step(BaseModel):
+class StepRequest(BaseModel):
     """Settings of a step; see `trappm.predict`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -47,7 +47,7 @@ class Step(BaseModel):
         return self.model_dump(include=names)
 
 
-class Settings(Step):
+class PredictionSettings(StepRequest):
     """Settings of a step, its devices and its report; see `trappm.predict`."""
 
     device: Name | None = Field(
@@ -79,13 +79,13 @@ class Settings(Step):
     )
 
     @model_validator(mode="after")
-    def _one_way_to_name_devices(self) -> Settings:
+    def _one_way_to_name_devices(self) -> PredictionSettings:
         if self.device is not None and self.devices is not None:
             raise ValueError("give device or devices, not both")
         return self
 
 
-class Question(Settings):
+class PredictionRequest(PredictionSettings):
     """One question about one or several models by timm name."""
 
     model: Name | Annotated[list[Name], Field(min_length=1, max_length=MAX_LIST)] = Field(
@@ -93,7 +93,7 @@ class Question(Settings):
     )
 
 
-class RooflineQuestion(Step):
+class RooflineRequest(StepRequest):
     """A step and the devices whose rooflines to show it under; see `trappm roofline`."""
 
     model: Name = Field(description="A timm name.")
@@ -106,7 +106,7 @@ class RooflineQuestion(Step):
     phase: Name = Field("train", description="train or infer")
 
 
-class ScalingQuestion(Step):
+class ScalingRequest(StepRequest):
     """One training step on several GPUs; see `trappm scale`."""
 
     model: Name = Field(description="A timm name, or a transformer such as hf:gpt2.")
@@ -122,9 +122,11 @@ class ScalingQuestion(Step):
     )
 
 
-Questions = Annotated[
-    Annotated[Question, Tag("question")]
-    | Annotated[list[Question], Field(min_length=1, max_length=MAX_LIST), Tag("questions")],
+PredictionRequests = Annotated[
+    Annotated[PredictionRequest, Tag("question")]
+    | Annotated[
+        list[PredictionRequest], Field(min_length=1, max_length=MAX_LIST), Tag("questions")
+    ],
     Discriminator(lambda body: "questions" if isinstance(body, list) else "question"),
 ]
 """The body of a request: one question, or a list of them."""
