@@ -55,7 +55,7 @@ def _table(title: str, schema: Mapping[str, Any]) -> str:
     """Return the section of a model: key, type, default and meaning of each field."""
     rows = ["| key | type | default | meaning |", "|---|---|---|---|"]
     for key, field in schema["properties"].items():
-        default = _shown(field.get("default"))
+        default = _default_text(field.get("default"))
         if key in schema.get("required", ()):
             default = "required"
         elif key in schema.get("else", {}).get("required", ()):
@@ -78,9 +78,9 @@ def _type(field: Mapping[str, Any]) -> str:
     return str(field.get("format", field.get("type", "any")))
 
 
-def _shown(default: Any) -> str:
+def _default_text(default: Any) -> str:
     if isinstance(default, list):
-        return ", ".join(map(_shown, default))
+        return ", ".join(map(_default_text, default))
     return "" if default is None else str(default)
 
 

@@ -54,7 +54,7 @@ MAX_RESTARTS = 100
 If its node is gone, it restarts on another one, provided that the label store is PostgreSQL.
 """
 
-SILENT_S = 300.0
+MAX_ABSENCE_S = 300.0
 """Seconds for which a campaign on a cluster may be without a process, while Ray starts it again."""
 
 ENDS_WITH_NODE = "a campaign with its labels in SQLite ends with its node"
@@ -368,7 +368,7 @@ def _follow(
     while True:
         try:
             campaign = follow(
-                follower, watch, silent_s=SILENT_S, until_begun=until_begun, check=check
+                follower, watch, silent_s=MAX_ABSENCE_S, until_begun=until_begun, check=check
             )
             break
         except KeyboardInterrupt:

@@ -43,11 +43,11 @@ CAMPAIGN_ACTOR = "campaign-"
 """Begins the names of campaigns' actors on a cluster; the campaign's id follows."""
 
 _CORE_SHARE = 0.001
-"""Share of a core that an actor requests if it must request something."""
+"""CPU request that makes Ray respect a soft affinity: actors with 0 CPUs start on a random node."""
 START_TRIES = 3
 
 _FOLDER_PREFIX = "trappm-ray-"
-_LONGEST_TEMPORARY = 9
+_MAX_TEMPORARY_BYTES = 9
 
 
 @dataclass(frozen=True)
@@ -366,7 +366,7 @@ def _temporary() -> Path:
     Paths of sockets may have 103 bytes (on Linux 107), of which Ray needs 94.
     """
     usual = Path(tempfile.gettempdir())
-    return usual if len(bytes(usual)) <= _LONGEST_TEMPORARY else Path("/tmp")  # noqa: S108  # ours is 0700
+    return usual if len(bytes(usual)) <= _MAX_TEMPORARY_BYTES else Path("/tmp")  # noqa: S108  # ours is 0700
 
 
 def _kill_holders(folder: Path) -> None:

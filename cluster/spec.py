@@ -175,7 +175,7 @@ class StopRules(BaseModel):
 
     @field_validator("target_mape")
     @classmethod
-    def _of_metrics(cls, targets: Mapping[str, float] | None) -> Mapping[str, float] | None:
+    def _check_metrics(cls, targets: Mapping[str, float] | None) -> Mapping[str, float] | None:
         if unknown := sorted(set(targets or ()) - set(METRICS)):
             raise ValueError(f"no metric {unknown[0]!r}; there are: {', '.join(METRICS)}")
         return targets
@@ -291,7 +291,7 @@ class CampaignSpec(CampaignBudget):
 
     @field_validator("canary", mode="before")
     @classmethod
-    def _without(cls, given: object) -> object:
+    def _read_no_canary(cls, given: object) -> object:
         return None if given is False else given
 
     @model_validator(mode="after")

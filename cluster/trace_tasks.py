@@ -45,7 +45,7 @@ CPU_LIMIT_S = 600
 
 POLL_S = 0.2
 
-MAX_LOSSES = 3
+MAX_WORKER_LOSSES = 3
 """Number of workers that a trace may lose."""
 
 
@@ -132,9 +132,9 @@ def limit_cpu_time() -> Iterator[None]:
 class TraceTasks:
     """Traces of steps as Ray tasks, each in a task of its own; inside `ray_runtime`.
 
-    A task whose node or worker was lost is repeated, up to `MAX_LOSSES` times. After that its model
-    may be the cause, and only the next campaign traces it again. Nodes with other code than this
-    process, and those where the task itself fails, trace nothing more.
+    A task whose node or worker was lost is repeated, up to `MAX_WORKER_LOSSES` times. After that
+    its model may be the cause, and only the next campaign traces it again. Nodes with other code
+    than this process, and those where the task itself fails, trace nothing more.
 
     Args:
         keys: Steps to trace.
@@ -211,10 +211,10 @@ class TraceTasks:
             if isinstance(error, RayTaskError):  # TraPPM is missing there, or too old
                 self._refuse(nodes_at(error.ip), last_line(error))
             self._losses[key] += 1
-            if self._losses[key] < MAX_LOSSES:
+            if self._losses[key] < MAX_WORKER_LOSSES:
                 self._waiting.append(key)
                 return None
-            why = f"tracing it ended {MAX_LOSSES} processes ({first_line(error)})"
+            why = f"tracing it ended {MAX_WORKER_LOSSES} processes ({first_line(error)})"
             return Traced(key, Refusal(why), is_final=False)
         if isinstance(made, _RefusedNode):
             self._refuse({made.id}, made.why)

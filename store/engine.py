@@ -118,7 +118,7 @@ def make_engine(url: str, *, read_only: bool = False) -> Engine:
         connect_args: dict[str, Any] = {"timeout": BUSY_TIMEOUT_S}
     else:
         connect_args = {k: v for k, v in _POSTGRESQL_OPTIONS.items() if k not in parsed.query}
-    with from_extra("postgresql", f"the database {_without_password(parsed)}"):
+    with from_extra("postgresql", f"the database {_hide_password(parsed)}"):
         engine = create_engine(parsed, json_serializer=_to_json, connect_args=connect_args)
     if system == "sqlite":
         event.listen(engine, "connect", _set_up_sqlite_to_read if read_only else _set_up_sqlite)
@@ -230,10 +230,10 @@ def address(engine: Engine) -> str:
     url = engine.url
     if url.get_backend_name() == "sqlite" and (url.database or "").startswith("file:"):
         url = url.set(database=str(unquote(urlsplit(url.database).path)))
-    return _without_password(url)
+    return _hide_password(url)
 
 
-def _without_password(url: URL) -> str:
+def _hide_password(url: URL) -> str:
     """Return a URL without its password and its query, which may hold one, too."""
     return url.set(query={}).render_as_string(hide_password=True)
 

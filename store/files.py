@@ -52,17 +52,17 @@ from trappm.store.records import configuration_of, record_of
 FORMAT: Final = 1
 """Version of the row; a newer one is refused."""
 
-_LARGEST_AMOUNT = 1e9
+_MAX_AMOUNT = 1e9
 """Largest time, memory, power or energy in its unit, far beyond any device."""
 
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 """An escaped NUL in JSON, in which a backslash of a text is doubled."""
-_LONGEST_NAME = 64
-Name = Annotated[str, Field(min_length=1, max_length=_LONGEST_NAME)]
+_MAX_NAME = 64
+Name = Annotated[str, Field(min_length=1, max_length=_MAX_NAME)]
 Phase = Annotated[str, Field(max_length=16)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-Amount = Annotated[float, Field(strict=True, ge=0, le=_LARGEST_AMOUNT)]
-Positive = Annotated[float, Field(strict=True, gt=0, le=_LARGEST_AMOUNT)]
+Amount = Annotated[float, Field(strict=True, ge=0, le=_MAX_AMOUNT)]
+Positive = Annotated[float, Field(strict=True, gt=0, le=_MAX_AMOUNT)]
 _Whole = Annotated[int, Field(strict=True, ge=1, le=2**31 - 1)]
 _Share = Annotated[float, Field(strict=True, ge=0, le=1)]
 
@@ -82,8 +82,8 @@ def _check_protocol(given: object, validate: ValidatorFunctionWrapHandler) -> Pr
     """Refuse a protocol that would have to be completed or converted: labels differ by its name."""
     protocol: Protocol = validate(given)
     if isinstance(given, Mapping):
-        if "name" not in given or not 1 <= len(protocol.name) <= _LONGEST_NAME:
-            raise ValueError(f"it has no name of 1 to {_LONGEST_NAME} letters")
+        if "name" not in given or not 1 <= len(protocol.name) <= _MAX_NAME:
+            raise ValueError(f"it has no name of 1 to {_MAX_NAME} letters")
         for name, value in given.items():
             if isinstance(value, bool) or value != getattr(protocol, name):
                 raise ValueError(f"{name} is {value!r}; it must be a number")
@@ -119,7 +119,7 @@ class FileRow(BaseModel):
     phase: Name
     execution: Name = Execution.EAGER.value
     device: Name
-    fingerprint: Annotated[str, Field(max_length=_LONGEST_NAME)] | None = None
+    fingerprint: Annotated[str, Field(max_length=_MAX_NAME)] | None = None
     outcome: Outcome
     provenance: Provenance
     started_at: Time

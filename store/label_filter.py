@@ -54,7 +54,7 @@ def point_in_time(text: str, *, end_of_day: bool = False) -> str:
         ) from error
 
 
-LARGEST_INTEGER = 2**31 - 1
+MAX_INTEGER = 2**31 - 1
 """Largest value that an integer column holds on every back end."""
 
 ANY_OUTCOME = "any"
@@ -112,8 +112,8 @@ class LabelFilter:
                 raise InputError(f"{name} is {value!r}; it must be one of {', '.join(allowed)}")
         for name in ("batch_size", "input_size"):
             value = getattr(self, name)
-            if value is not None and not 0 < value <= LARGEST_INTEGER:
-                raise InputError(f"{name} is {value}; it must be from 1 to {LARGEST_INTEGER:,}")
+            if value is not None and not 0 < value <= MAX_INTEGER:
+                raise InputError(f"{name} is {value}; it must be from 1 to {MAX_INTEGER:,}")
         for text in (self.since, self.until):
             if text is not None:
                 point_in_time(text)

@@ -628,9 +628,9 @@ class CampaignRunner:
         if number == 0:
             chosen = self._planner.draw(device, job.count)
         else:
-            request = self._planner.request(device, number, job.count)
+            request = self._planner.make_request(device, number, job.count)
             yield from self._call("choosing", CampaignLearner.choose, request)
-            chosen = self._planner.chosen(device, self.learner.result, job.count)
+            chosen = self._planner.plan_chosen(device, self.learner.result, job.count)
         self.store.rounds.plan(self.id, number, PURPOSES[min(number, 2)], device, chosen)
         stacks = {known for known in self._adopted if known[0] == device}
         self._adopted -= stacks

@@ -254,7 +254,7 @@ class Planner:
     def draw(self, device: str, count: int) -> list[Assignment]:
         """Draw a device's part of the evaluation set uniformly from what it can run.
 
-        Eager configurations are drawn, and come with their compiled ones as in `chosen`.
+        Eager configurations are drawn, and come with their compiled ones as in `plan_chosen`.
         Configurations that surely do not fit into its memory are taken only if others run out.
         """
         candidates = self._eager(device, is_held_out=True)
@@ -277,7 +277,7 @@ class Planner:
         reason = {"strategy": "uniform draw"}
         return self._plan(device, Role.EVALUATE, [(c, reason) for c in drawn[:count]], count)
 
-    def request(self, device: str, number: int, count: int) -> ChoiceRequest:
+    def make_request(self, device: str, number: int, count: int) -> ChoiceRequest:
         """Return the request for a device's part of the initial or of an acquired round.
 
         Configurations that failed as unstable may be chosen again, others that failed may not.
@@ -307,7 +307,7 @@ class Planner:
             seed=(self._spec.seed, number, self._spec.devices.keys.index(device)),
         )
 
-    def chosen(self, device: str, choices: Sequence[Choice], count: int) -> list[Assignment]:
+    def plan_chosen(self, device: str, choices: Sequence[Choice], count: int) -> list[Assignment]:
         """Return `count` assignments of what the learner chose, which are eager configurations.
 
         Each is followed by the same configuration compiled, if the pool has that.

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TypeVar
 
-from trappm.cluster.campaign.rules import CampaignEnd, Stop, forecast
+from trappm.cluster.campaign.rules import CampaignEnd, Stop, forecast_end
 from trappm.cluster.campaign.training import Spent, training_reports
 from trappm.cluster.spec import CampaignBudget, StopRules
 from trappm.profiler.errors import CampaignError, StoreError
@@ -48,7 +48,7 @@ STOP_S = 60.0
 
 POLL_S = 0.3
 
-LOOK_S = 0.5
+FOLLOW_POLL_S = 0.5
 """Seconds between two looks of somebody who follows."""
 
 _Result = TypeVar("_Result")
@@ -212,7 +212,7 @@ def follow(
                 f"is lost, continue with: trappm campaign resume {follower.id}"
             )
         check()
-        time.sleep(LOOK_S)
+        time.sleep(FOLLOW_POLL_S)
 
 
 def attempt_line(attempt: AttemptRecord) -> str:
@@ -234,7 +234,7 @@ def find_stop(store: Store, campaign_id: str) -> Stop | None:
 
 
 def find_end(store: Store, campaign: CampaignRecord, budget: CampaignBudget) -> CampaignEnd | None:
-    """Return what ended a campaign or will end it; None while there is no pace to forecast."""
+    """Return the stop rule that ended a campaign, else a forecast, else None (no pace yet)."""
     held = find_stop(store, campaign.id)
     if held is not None:
         counts = store.assignments.counts(campaign.id).values()
@@ -245,4 +245,4 @@ def find_end(store: Store, campaign: CampaignRecord, budget: CampaignBudget) -> 
         return None
     launch = Spent(0, 0.0, datetime.fromisoformat(campaign.created_at))
     begin = spent[0] if len(spent) > 1 else launch
-    return forecast(budget.stop or StopRules(), begin, spent[-1], budget.total)
+    return forecast_end(budget.stop or StopRules(), begin, spent[-1], budget.total)

@@ -44,7 +44,7 @@ POLL_S = 0.2
 RECRUIT_S = 1.0
 """Period of the checks for new nodes."""
 
-SILENT_S = 180.0
+HUNG_S = 180.0
 """Seconds beyond a task's own time limit after which its profiler counts as hung."""
 
 RELEASE_S = 10.0
@@ -87,7 +87,7 @@ class ProfilerActor:
             "code": this_code(),
             "host": ray.get_runtime_context().get_node_id(),
             "host_name": platform.node(),
-            "process": this_process(),
+            "process": process_identity(),
             "gpus": [str(gpu) for gpu in ray.get_gpu_ids()],
         }
         try:
@@ -106,7 +106,7 @@ class ProfilerActor:
         )
 
 
-def this_process() -> tuple[int, float]:
+def process_identity() -> tuple[int, float]:
     """Return id and start time of this process, for `kill_process`."""
     return os.getpid(), psutil.Process().create_time()
 
@@ -379,7 +379,7 @@ class ProfilerPool:
     def start(self, worker: Worker, task: Task, protocol: MeasuringProtocol) -> None:
         actor = self._profilers[worker.name].actor
         reference = actor.measure.remote(task.configuration, protocol, task.attempt_key)
-        limit = time.monotonic() + protocol.timeout_s + SILENT_S
+        limit = time.monotonic() + protocol.timeout_s + HUNG_S
         self._running[reference] = (worker, task, limit)
 
     def list_running(self) -> Sequence[tuple[Worker, Task]]:

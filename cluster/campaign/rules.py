@@ -43,7 +43,7 @@ from trappm.cluster.spec import CampaignSpec, StopRules, runs_nothing
 from trappm.profiler.records import is_cpu_device, number_text
 from trappm.store.records import Standing
 
-SMALLEST_ERROR = 1e-3
+MIN_ERROR_PERCENT = 1e-3
 """Errors below this percentage count as this."""
 
 _MARGIN = 2.0
@@ -175,7 +175,7 @@ def next_job(
     """
     if not standing.has_pool:
         return MakePool()
-    rounds = _Rounds(standing, plan)
+    rounds = _RoundStates(standing, plan)
     if 0 in rounds.open and rounds.has_ended(0):
         return Close(0)  # nothing is learned from the evaluation set
     if learner.has_failed:
@@ -192,7 +192,7 @@ def _job_of_learner(
     standing: Standing, plan: CampaignPlan, learner: LearnerState, workers: Mapping[str, int]
 ) -> Job | None:
     """Return the next job of a learner that has its encoder: close, publish, choose or train."""
-    rounds = _Rounds(standing, plan)
+    rounds = _RoundStates(standing, plan)
     knows_all = learner.ended_at_training == standing.ended
     if knows_all and (learner.has_heads or standing.is_enough):
         if not rounds.open:
@@ -229,7 +229,7 @@ def due_before(
     are too few labels to choose by, nothing is worth waiting for. A learner that has failed plans
     no other round.
     """
-    number = _Rounds(standing, plan).first_unplanned(device)
+    number = _RoundStates(standing, plan).first_unplanned(device)
     is_last = number == plan.rounds or learner.has_failed
     return None if is_last or learner.lacks_heads else number
 
@@ -245,7 +245,7 @@ def count_waiting(standing: Standing, plan: CampaignPlan, learner: LearnerState)
     return counts
 
 
-class _Rounds:
+class _RoundStates:
     """Rounds of a campaign: planned by device, ended, closed. One has ended when all parts have."""
 
     def __init__(self, standing: Standing, plan: CampaignPlan) -> None:
@@ -293,7 +293,7 @@ def _is_short(
     workers: Mapping[str, int],
 ) -> bool:
     """Return whether the device's part of its next round should be planned now."""
-    is_planned = _Rounds(standing, plan).first_unplanned(device) == plan.rounds
+    is_planned = _RoundStates(standing, plan).first_unplanned(device) == plan.rounds
     if is_planned or not may_measure(standing, plan):
         return False
     count = count_waiting(standing, plan, learner)[device]
@@ -348,7 +348,7 @@ def stop_that_holds(standing: Standing, plan: CampaignPlan, now: datetime.dateti
         return None
     if (stop := stop_by_deadline(plan.rules, now)) is not None:
         return stop
-    rounds = _Rounds(standing, plan)
+    rounds = _RoundStates(standing, plan)
     unplanned = any(rounds.first_unplanned(d) < plan.rounds for d in plan.devices)
     if standing.leased or not (unplanned or standing.pending):
         return None
@@ -397,7 +397,7 @@ def upper_bound(judged: Sequence[Judgement], confidence: float) -> float:
     free = len(errors) - 1
     if free < 1:
         return np.inf
-    logs = np.log(np.maximum([fmean(group) for group in errors.values()], SMALLEST_ERROR))
+    logs = np.log(np.maximum([fmean(group) for group in errors.values()], MIN_ERROR_PERCENT))
     spread = float(np.var(logs, ddof=1))
     error = np.sqrt(spread / len(errors) + spread**2 / (2 * free))
     bound = logs.mean() + spread / 2 + stats.t.ppf(confidence, free) * error
@@ -411,7 +411,7 @@ def stop_by_deadline(rules: StopRules, now: datetime.datetime) -> Stop | None:
     return Stop("clock", f"it is past {_time_text(rules.ends_at)}")
 
 
-def forecast(rules: StopRules, begin: Spent, now: Spent, planned: int) -> CampaignEnd | None:
+def forecast_end(rules: StopRules, begin: Spent, now: Spent, planned: int) -> CampaignEnd | None:
     """Return what will end a campaign first at the pace so far; None if there is no pace yet.
 
     The pace is that since `begin`, such as the launch, and the `planned` labels of all rounds end

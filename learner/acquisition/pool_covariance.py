@@ -132,12 +132,12 @@ def embedding_points(embeddings: FloatArray, static: npt.NDArray[Any]) -> FloatA
 
     Each group is scaled over the pool to a mean squared norm of one.
     """
-    scaled = _scaled(embeddings)
-    groups = (scaled @ _leading(scaled), _scaled(static))
+    scaled = _standardize(embeddings)
+    groups = (scaled @ _leading_eigenvectors(scaled), _standardize(static))
     return np.hstack([_unit_norm(group) for group in groups]).astype(np.float32)
 
 
-def _scaled(values: npt.NDArray[Any]) -> Array:
+def _standardize(values: npt.NDArray[Any]) -> Array:
     """Return standardized columns of values (n, d), in single precision before widening."""
     deviation = values.std(axis=0, dtype=np.float64)
     deviation[deviation < 1e-6] = 1.0
@@ -146,7 +146,7 @@ def _scaled(values: npt.NDArray[Any]) -> Array:
     return np.asarray(scaled.astype(np.float32).astype(np.float64))
 
 
-def _leading(scaled: Array) -> Array:
+def _leading_eigenvectors(scaled: Array) -> Array:
     """Return the leading eigenvectors of the covariance of centred rows (n, d)."""
     covariance = scaled.T @ scaled / max(len(scaled), 1)
     values, vectors = np.linalg.eigh(covariance)

@@ -151,7 +151,7 @@ class Head(Generic[P]):
 
     def predict(self, workloads: Sequence[Workload]) -> Estimate:
         middle, deviation, outside = self._logs(workloads)
-        stated, median = self._stated(deviation, middle), np.exp(middle)
+        stated, median = self._stated_deviations(deviation, middle), np.exp(middle)
         log_quantiles = self.calibration.log_quantiles(middle, stated)
         low, high = central_interval(log_quantiles)
         estimate = Estimate(
@@ -170,7 +170,7 @@ class Head(Generic[P]):
         """Return the probability that each of n workloads exceeds a limit, or its own (n)."""
         middle, deviation, _ = self._logs(workloads)
         gap = np.log(limit + self.excess) - middle
-        return self.calibration.exceeding(gap / self._stated(deviation, middle))
+        return self.calibration.exceeding(gap / self._stated_deviations(deviation, middle))
 
     def learned(self, workloads: Sequence[Workload]) -> Array:
         """Return what is added to the prior's logarithm (n)."""
@@ -188,7 +188,7 @@ class Head(Generic[P]):
         widened = self.familiarity.widened(deviation, distance)
         return middle, widened, self.familiarity.outside(distance)
 
-    def _stated(self, deviation: Array, middle: Array) -> Array:
+    def _stated_deviations(self, deviation: Array, middle: Array) -> Array:
         """Return deviations (n), widened for values beyond the labels."""
         return deviation if self.labelled is None else self.labelled.widened(deviation, middle)
 
@@ -667,7 +667,7 @@ def _metrics_with_labels(
 
 OTHERS_FILE = Path(__file__).parents[1] / "physics/devices/other_devices.safetensors"
 """Written by `research/priors/other_devices.py --write`; the shipped snapshot has a copy."""
-OTHERS = "other cards"
+OTHER_CARDS = "other cards"
 """Key of manifest sources whose labels have no head."""
 STEPS_BASIS = "few published steps of this card and other cards' labels"
 OTHERS_SETTINGS = (StepSettings(Precision.FP32, MemoryFormat.CONTIGUOUS, Optimizer.SGD),)

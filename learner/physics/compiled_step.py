@@ -23,7 +23,7 @@ from trappm.learner.interface import Array, Workload
 from trappm.learner.physics.step_time import (
     MIN_MS,
     PASSES,
-    PRODUCTS,
+    PRODUCT_KINDS,
     SHARPNESS,
     Lookup,
     StepTimePrior,
@@ -75,7 +75,7 @@ def part_times(prior: StepTimePrior, workloads: Sequence[Workload]) -> Array:
     is_last = (terms.products.last > 0) & (kinds <= KernelKind.DEPTHWISE)
     places = torch.where(is_last, kinds, 4)
     result.index_put_((terms.products.owner, places), times.products, accumulate=True)
-    of_kind = torch.tensor([_STREAM_PARTS.get(k, 6) for k in KernelKind if k >= PRODUCTS])
+    of_kind = torch.tensor([_STREAM_PARTS.get(k, 6) for k in KernelKind if k >= PRODUCT_KINDS])
     places = of_kind[terms.streams.kind]
     result.index_put_((terms.streams.owner, places), times.streams, accumulate=True)
     result[:, -2], result[:, -1] = times.host, times.step

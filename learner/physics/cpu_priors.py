@@ -27,11 +27,10 @@ import numpy as np
 from torch import Tensor
 
 from trappm.learner.interface import Array, Workload, cache_on_first
-from trappm.learner.physics.graph_prior import FORWARD_SHARE, settings_and_operators
-from trappm.learner.physics.graph_prior import PRODUCTS as GRAPH_PRODUCTS
+from trappm.learner.physics.graph_prior import FORWARD_SHARE, PRODUCTS, settings_and_operators
 from trappm.learner.physics.memory import MemoryPrior, amp_factor, step_memory
 from trappm.learner.physics.prior import OPERATORS, PriorSpec, TermPrior
-from trappm.learner.physics.step_time import BYTES_PER_PARAMETER, PRODUCTS
+from trappm.learner.physics.step_time import BYTES_PER_PARAMETER, PRODUCT_KINDS
 from trappm.profiler.devices.catalogue import CPU
 from trappm.profiler.errors import InputError
 from trappm.profiler.graphs.nodes import BYTES_PER_ELEMENT
@@ -61,7 +60,7 @@ MS_PER_FRESH_BYTE = 1e3 / 1e9
 SHARED = 0.25
 """Share of a source's deviations from its mean constant that another CPU starts from."""
 
-STREAMS = {
+STREAM_GROUPS = {
     "norm": (KernelKind.BATCH_NORM, KernelKind.LAYER_NORM, KernelKind.SOFTMAX),
     "elementwise": (
         KernelKind.ELEMENTWISE,
@@ -72,7 +71,7 @@ STREAMS = {
     "move": (KernelKind.STRIDED, KernelKind.COPY, KernelKind.INDEX, KernelKind.OTHER),
     "reduction": (KernelKind.REDUCTION, KernelKind.POOLING),
 }
-_MULTIPLY = tuple(KernelKind)[:PRODUCTS]
+_MULTIPLY = tuple(KernelKind)[:PRODUCT_KINDS]
 _SCATTERED = (KernelKind.GROUPED, KernelKind.DEPTHWISE)
 
 # A spread of 0.6 is a factor of two, as in `graph_prior` for kernels of one kind.
@@ -95,7 +94,7 @@ TIME_SPEC = PriorSpec(
         "product bytes": 0.7,
         "reordered weights": 0.7,
         "large weights": 0.8,
-        **{f"{name} bytes": 0.6 for name in STREAMS},
+        **{f"{name} bytes": 0.6 for name in STREAM_GROUPS},
         "optimizer bytes": 0.7,
     },
     common_spread=3.0,
@@ -200,10 +199,13 @@ class CpuTimePrior(CpuPrior):
             MS_PER_NARROW_TAP * float(narrow[forward].sum()),
             MS_PER_NARROW_TAP * float(narrow[of_images & ~forward].sum()),
             MS_PER_FLOP * FEW_ROWS * float(few_rows.sum()),
-            MS_PER_BYTE * float(bytes_[table.kinds < PRODUCTS].sum()),
+            MS_PER_BYTE * float(bytes_[table.kinds < PRODUCT_KINDS].sum()),
             MS_PER_BYTE * passes * float(weight_bytes[of_weights].sum()),
             MS_PER_FRESH_BYTE * passes * float(weight_bytes[large].sum()),
-            *(MS_PER_BYTE * float(bytes_[np.isin(table.kinds, k)].sum()) for k in STREAMS.values()),
+            *(
+                MS_PER_BYTE * float(bytes_[np.isin(table.kinds, k)].sum())
+                for k in STREAM_GROUPS.values()
+            ),
             MS_PER_BYTE * (step.parameters * BYTES_PER_PARAMETER[workload.optimizer] * updates),
         ]
 
@@ -231,7 +233,7 @@ class CpuMemoryPrior(CpuPrior):
     def terms_of(workload: Workload) -> list[float]:
         """Return the terms in MiB (5)."""
         graph = workload.graph
-        multiplies = np.isin(graph.operators, list(GRAPH_PRODUCTS))
+        multiplies = np.isin(graph.operators, list(PRODUCTS))
         shapes = np.column_stack(
             [
                 graph.input_shapes[multiplies],

@@ -81,10 +81,10 @@ class StepMemory:
 def step_memory(workload: Workload, loop: LoopPreset = LoopPreset.PLAIN) -> StepMemory:
     """Return the simulated memory of the step, or an fp32 estimate from the graph."""
     if workload.trace is not None:
-        return _simulated(workload.trace, workload.batch_size, workload.optimizer, loop)
+        return _simulate(workload.trace, workload.batch_size, workload.optimizer, loop)
     if workload.phase is Phase.INFER:
         return _forward_only(workload.graph)
-    return _of_untraced(workload.graph, workload.optimizer, loop)
+    return _estimate_untraced(workload.graph, workload.optimizer, loop)
 
 
 def amp_factor(workload: Workload, memory: StepMemory) -> float:
@@ -96,7 +96,7 @@ def amp_factor(workload: Workload, memory: StepMemory) -> float:
 
 
 @cache_on_first
-def _simulated(trace: Trace, batch_size: int, optimizer: Optimizer, loop: LoopPreset) -> StepMemory:
+def _simulate(trace: Trace, batch_size: int, optimizer: Optimizer, loop: LoopPreset) -> StepMemory:
     peaks, events = memory_of(trace, batch_size, optimizer, loop), trace.allocations
     assert events is not None  # noqa: S101  (a workload has no other traces)
     sizes = events.sizes_at(batch_size).astype(np.float64)
@@ -137,13 +137,13 @@ def _simulated(trace: Trace, batch_size: int, optimizer: Optimizer, loop: LoopPr
 
 
 @cache_on_first
-def _of_untraced(graph: Graph, optimizer: Optimizer, loop: LoopPreset) -> StepMemory:
+def _estimate_untraced(graph: Graph, optimizer: Optimizer, loop: LoopPreset) -> StepMemory:
     """A guess: weights, states and gradients, and a share of all results, kept for the backward."""
     outputs = graph.memory_bytes - BYTES_PER_ELEMENT * graph.parameters
     kept = KEPT_SHARE * float(outputs[[name not in VIEWS for name in graph.operators]].sum())
     parameters = BYTES_PER_ELEMENT * float(graph.parameters.sum())
     weights = parameters * (1 + loop.with_optimizer(optimizer).optimizer.states_per_parameter)
-    return _of_graph(graph, (weights + parameters + kept) / MIB, weights / MIB)
+    return _estimate_from_graph(graph, (weights + parameters + kept) / MIB, weights / MIB)
 
 
 @cache_on_first
@@ -157,10 +157,10 @@ def _forward_only(graph: Graph) -> StepMemory:
     np.subtract.at(change, last + 1, outputs)
     weights = BYTES_PER_ELEMENT * float(graph.parameters.sum())
     live = weights + float(np.cumsum(change).max(initial=0.0))
-    return _of_graph(graph, live / MIB, weights / MIB)
+    return _estimate_from_graph(graph, live / MIB, weights / MIB)
 
 
-def _of_graph(graph: Graph, live_mib: float, weights_mib: float) -> StepMemory:
+def _estimate_from_graph(graph: Graph, live_mib: float, weights_mib: float) -> StepMemory:
     """Estimate the memory from the graph, without passes or the order of events."""
     live = max(live_mib, 1.0)
     outputs = graph.memory_bytes - BYTES_PER_ELEMENT * graph.parameters

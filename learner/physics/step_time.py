@@ -35,9 +35,9 @@ from trappm.profiler.traced_step import KernelKind, Kernels, Pass, Size
 
 Indices = IntArray
 
-PRODUCTS = 7
+PRODUCT_KINDS = 7
 """Number of kinds that multiply; the following kinds are bound by memory."""
-STREAMS = len(KernelKind) - PRODUCTS
+STREAM_KINDS = len(KernelKind) - PRODUCT_KINDS
 PASSES = len(Pass)
 
 DETAILS_BY_KIND = {
@@ -168,8 +168,8 @@ def terms_of(workloads: Sequence[Workload], spec: DeviceSpec) -> Terms:
     parts = [_parts(workload, spec) for workload in workloads]
     streams, products, steps = zip(*parts, strict=True)
     return Terms(
-        streams=Streams(**_joined(streams)),
-        products=Products(**_joined(products)),
+        streams=Streams(**_concatenate(streams)),
+        products=Products(**_concatenate(products)),
         **{n: torch.from_numpy(np.array([step[n] for step in steps])) for n in steps[0]},
     )
 
@@ -205,7 +205,7 @@ def _parts(workload: Workload, spec: DeviceSpec) -> tuple[_Rows, _Rows, dict[str
     return _streams(kernels, spec), _products(kernels, spec), step
 
 
-def _joined(parts: Sequence[_Rows]) -> dict[str, Tensor]:
+def _concatenate(parts: Sequence[_Rows]) -> dict[str, Tensor]:
     """Concatenate all rows and add the index of the part of each row."""
     columns = {n: torch.from_numpy(np.concatenate([p[n] for p in parts])) for n in parts[0]}
     sizes = [len(part["count"]) for part in parts]
@@ -214,14 +214,14 @@ def _joined(parts: Sequence[_Rows]) -> dict[str, Tensor]:
 
 def _streams(kernels: Kernels, spec: DeviceSpec) -> _Rows:
     table = kernels.table
-    chosen = table.kinds >= PRODUCTS
+    chosen = table.kinds >= PRODUCT_KINDS
     sizes = kernels.sizes[chosen]
     touched = np.maximum(sizes[:, : Size.WRITTEN_BYTES + 1].sum(axis=1), 1.0)
     ratio = np.log(touched / (spec.cache_mib * 2**20))
     place = np.interp(ratio, CACHE_KNOTS, np.arange(len(CACHE_KNOTS)))
     return {
         "count": table.counts[chosen].astype(np.float64),
-        "kind": table.kinds[chosen].astype(np.int64) - PRODUCTS,
+        "kind": table.kinds[chosen].astype(np.int64) - PRODUCT_KINDS,
         "backward": (table.passes[chosen] != Pass.FORWARD).astype(np.int64),
         "half": table.half[chosen].astype(np.int64),
         "last": table.channels_last[chosen].astype(np.int64),
@@ -233,7 +233,7 @@ def _streams(kernels: Kernels, spec: DeviceSpec) -> _Rows:
 
 def _products(kernels: Kernels, spec: DeviceSpec) -> _Rows:
     table = kernels.table
-    chosen = table.kinds < PRODUCTS
+    chosen = table.kinds < PRODUCT_KINDS
     sizes = np.maximum(kernels.sizes[chosen], 1.0)
     rows, columns, depth, products = sizes[:, Size.ROWS :].T
     kinds = table.kinds[chosen].astype(np.int64)
@@ -411,39 +411,39 @@ GROUPS = (
     # 27 us: a fit that starts below the time of the device does not see that the host is slower.
     Group("dispatch", (3,), (1.2, 1.2, 0.7), 0.7, common=True),
     Group("step", (), 0.0, 1.0, common=True),
-    Group("stream", (STREAMS,), 0.0, 0.49),
-    Group("stream_backward", (STREAMS,), 0.0, 0.21),
-    Group("stream_half", (STREAMS,), 0.0, 0.28),
-    Group("stream_last", (STREAMS,), 0.0, 0.28),
-    Group("stream_columns", (STREAMS,), 1.5, 1),
+    Group("stream", (STREAM_KINDS,), 0.0, 0.49),
+    Group("stream_backward", (STREAM_KINDS,), 0.0, 0.21),
+    Group("stream_half", (STREAM_KINDS,), 0.0, 0.28),
+    Group("stream_last", (STREAM_KINDS,), 0.0, 0.28),
+    Group("stream_columns", (STREAM_KINDS,), 1.5, 1),
     Group("cache", (len(CACHE_KNOTS) - 1,), (-0.8, -0.6, -0.3), 0.35),
     Group("optimizer", (), 0.3, 0.7),
-    Group("slowdown", (PRODUCTS,), _SLOWDOWN, 0.49),
-    Group("slowdown_pass", (PRODUCTS, PASSES), 0.0, 0.28),
-    Group("slowdown_last", (PRODUCTS,), -0.1, 0.35),
-    Group("slowdown_last_pass", (PRODUCTS, PASSES), 0.0, 0.28),
+    Group("slowdown", (PRODUCT_KINDS,), _SLOWDOWN, 0.49),
+    Group("slowdown_pass", (PRODUCT_KINDS, PASSES), 0.0, 0.28),
+    Group("slowdown_last", (PRODUCT_KINDS,), -0.1, 0.35),
+    Group("slowdown_last_pass", (PRODUCT_KINDS, PASSES), 0.0, 0.28),
     Group("detail", (DETAIL_COUNT,), 0.0, 0.56),
     Group("detail_last", (DETAIL_COUNT,), 0.0, 0.42),
-    Group("traffic", (PRODUCTS,), 0.0, 0.35),
-    Group("traffic_pass", (PRODUCTS, PASSES), 0.0, 0.28),
-    Group("traffic_last", (PRODUCTS, PASSES), 0.0, 0.35),
-    Group("traffic_columns", (PRODUCTS, PASSES), 0.5, 0.7),
-    Group("reorder", (PRODUCTS, PASSES), -1.0, 0.7),
-    Group("columns", (PRODUCTS,), 2.5, 0.7),
-    Group("columns_pass", (PRODUCTS, PASSES), 0.0, 0.49),
-    Group("depth", (PRODUCTS,), 3.5, 0.7),
-    Group("depth_pass", (PRODUCTS, PASSES), 0.0, 0.49),
-    Group("pixels", (PRODUCTS, PASSES), 1.5, 0.84),
-    Group("even", (PRODUCTS, ALIGNED_AXES), 0.1, 0.28),
-    Group("odd", (PRODUCTS, ALIGNED_AXES), 0.2, 0.35),
-    Group("traffic_even", (PRODUCTS, ALIGNED_AXES), 0.05, 0.21),
-    Group("traffic_odd", (PRODUCTS, ALIGNED_AXES), 0.1, 0.28),
+    Group("traffic", (PRODUCT_KINDS,), 0.0, 0.35),
+    Group("traffic_pass", (PRODUCT_KINDS, PASSES), 0.0, 0.28),
+    Group("traffic_last", (PRODUCT_KINDS, PASSES), 0.0, 0.35),
+    Group("traffic_columns", (PRODUCT_KINDS, PASSES), 0.5, 0.7),
+    Group("reorder", (PRODUCT_KINDS, PASSES), -1.0, 0.7),
+    Group("columns", (PRODUCT_KINDS,), 2.5, 0.7),
+    Group("columns_pass", (PRODUCT_KINDS, PASSES), 0.0, 0.49),
+    Group("depth", (PRODUCT_KINDS,), 3.5, 0.7),
+    Group("depth_pass", (PRODUCT_KINDS, PASSES), 0.0, 0.49),
+    Group("pixels", (PRODUCT_KINDS, PASSES), 1.5, 0.84),
+    Group("even", (PRODUCT_KINDS, ALIGNED_AXES), 0.1, 0.28),
+    Group("odd", (PRODUCT_KINDS, ALIGNED_AXES), 0.2, 0.35),
+    Group("traffic_even", (PRODUCT_KINDS, ALIGNED_AXES), 0.05, 0.21),
+    Group("traffic_odd", (PRODUCT_KINDS, ALIGNED_AXES), 0.1, 0.28),
     Group("tile", (len(TILES),), (0.0, 0.15, 0.5), 0.21),
     Group("overlap", (), 0.3, 0.42),
     Group("tf32_peak", (), 0.0, 0.5, common=True),
     Group("host_copy", (), 0.0, 0.7, common=True),
-    Group("slowdown_full", (PRODUCTS,), 0.0, 0.35),
-    Group("slowdown_full_pass", (PRODUCTS, PASSES), 0.0, 0.28),
+    Group("slowdown_full", (PRODUCT_KINDS,), 0.0, 0.35),
+    Group("slowdown_full_pass", (PRODUCT_KINDS, PASSES), 0.0, 0.28),
     Group("detail_full", (DETAIL_COUNT,), 0.0, 0.42),
     Group("winograd", (PASSES,), 0.0, 0.35),
 )
@@ -486,7 +486,7 @@ def group_rows() -> list[tuple[Group, slice]]:
     ]
 
 
-SHARE_GROUPS = (PRODUCTS * PASSES, STREAMS * 2, 1, DETAIL_COUNT, 4)
+SHARE_GROUPS = (PRODUCT_KINDS * PASSES, STREAM_KINDS * 2, 1, DETAIL_COUNT, 4)
 """Columns of `Times.shares`. The squares of the first three groups sum to 1; the last are sizes."""
 
 
@@ -523,8 +523,10 @@ class Times:
         """
         products, streams = terms.products, terms.streams
         parts = [
-            self._by(products.owner, products.base, PRODUCTS * PASSES, self.products),
-            self._by(streams.owner, streams.kind * 2 + streams.backward, STREAMS * 2, self.streams),
+            self._by(products.owner, products.base, PRODUCT_KINDS * PASSES, self.products),
+            self._by(
+                streams.owner, streams.kind * 2 + streams.backward, STREAM_KINDS * 2, self.streams
+            ),
             self.optimizer[:, None],
             self._by(products.owner, products.detail, DETAIL_COUNT, self.products),
         ]
@@ -863,7 +865,7 @@ class DeviceFit:
             loss, before = self._loss(errors), self._shift
             gain = -1.0
             while not gain >= 0 and damping < MAX_DAMPING:  # also where it is not a number
-                self._shift = self._moved(errors, slopes, variances, 1 + damping, before)
+                self._shift = self._find_shift(errors, slopes, variances, 1 + damping, before)
                 values = log_times(self._chunks, self.constants, self._spec)
                 gain = loss - self._loss(self._labels - values)
                 damping = damping * 4 if not gain >= 0 else max(damping / 4, 1e-4)
@@ -875,7 +877,7 @@ class DeviceFit:
                 return
             errors, slopes = self._linear()
 
-    def _moved(
+    def _find_shift(
         self, errors: Tensor, slopes: Tensor, variances: Tensor, weight: float, shift: Tensor
     ) -> Tensor:
         """Return the shift after a step from `shift`, with this weight on zero.

@@ -95,20 +95,20 @@ _Numbers = dict[str, _Number | None]
 _ShortTexts = dict[str, _Short]
 
 
-class _Part(BaseModel):
+class _Record(BaseModel):
     """Part of a manifest; more fields are allowed."""
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
 
 
-class FileEntry(_Part):
+class FileEntry(_Record):
     """Checksum and size of a file."""
 
     sha256: _Sha256
     bytes: _Count
 
 
-class HeadEntry(_Part):
+class HeadEntry(_Record):
     """Heads of one device and phase; further fields are settings of their kind."""
 
     kind: _Short
@@ -117,7 +117,7 @@ class HeadEntry(_Part):
     metrics: list[_Metric]
 
 
-class MetricErrors(_Part):
+class MetricErrors(_Record):
     """Errors of one head on architectures that it had not seen, in percent unless named."""
 
     __pydantic_extra__: _Numbers
@@ -133,7 +133,7 @@ class MetricErrors(_Part):
         return value
 
 
-class PresetEntry(_Part):
+class PresetEntry(_Record):
     """Preset of encoder and heads, with its numbers."""
 
     name: _Short
@@ -141,12 +141,12 @@ class PresetEntry(_Part):
     head: dict[str, bool | _Number | _Short | Annotated[list[int], Field(max_length=32)]]
 
 
-class _Labels(_Part):
+class _Labels(_Record):
     counts: dict[str, dict[str, _Count]]
     sha256: _Sha256
 
 
-class _Source(_Part):
+class _Source(_Record):
     labels: _Count
     file: _Short
     source: _Short
@@ -155,7 +155,7 @@ class _Source(_Part):
 _Constant = Annotated[float, Field(ge=-MAX_LOG_CONSTANT, le=MAX_LOG_CONSTANT)]
 
 
-class CompiledRatio(_Part):
+class CompiledRatio(_Record):
     """Step time under `torch.compile` relative to eager steps, from measured pairs."""
 
     log_ratio: float
@@ -169,7 +169,7 @@ class CompiledRatio(_Part):
     """Logarithms that are added to the ratio, by family of architectures."""
 
 
-class Manifest(_Part):
+class Manifest(_Record):
     """Contents of a snapshot, its errors, training labels and files."""
 
     id: _Short
@@ -217,7 +217,7 @@ class Manifest(_Part):
 FORMAT = "trappm-snapshot"
 FORMAT_VERSION = 5
 """5: residuals are Gaussian processes alone."""
-OTHERS = "other-devices.safetensors"
+OTHERS_FILE = "other-devices.safetensors"
 """File with the constants of cards without labels."""
 MANIFEST = "manifest.json"
 

@@ -78,7 +78,7 @@ class Registry:
             SnapshotError: It cannot be reached.
             MissingLibraryError: Its protocol needs a library that is not installed.
         """
-        self.location = without_secrets(str(location))
+        self.location = hide_secrets(str(location))
         with self._report_errors():
             try:
                 self._fs, root = fsspec.url_to_fs(str(location))
@@ -297,7 +297,7 @@ class Registry:
         except (SnapshotError, MissingLibraryError):
             raise
         except Exception as error:  # each kind of place raises classes of its own
-            reason = without_secrets(one_line(error))
+            reason = hide_secrets(one_line(error))
             if "***" in self.location and not isinstance(error, OSError):
                 reason = type(error).__name__  # it may quote a piece of the password
             raise SnapshotError(
@@ -314,7 +314,7 @@ def check_location(location: str) -> None:
             the URL has a user, a password or a query.
     """
     protocol, is_url, rest = location.partition("://")
-    shown = ascii(without_secrets(location))
+    shown = ascii(hide_secrets(location))
     if not location.isprintable():
         raise InputError(f"registry: {shown} has characters that cannot be printed; remove them")
     if not is_url:
@@ -336,7 +336,7 @@ def check_location(location: str) -> None:
         raise InputError(f"registry: {shown} names no bucket or folder; add it behind '://'")
 
 
-def without_secrets(text: str) -> str:
+def hide_secrets(text: str) -> str:
     """Return the text without user and query of URLs, which may hold passwords."""
     return re.sub(r"(://\S*?)\?\S*", r"\1", re.sub(r"://\S*@", "://***@", text))
 

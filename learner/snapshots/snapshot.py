@@ -39,7 +39,7 @@ from trappm.learner.snapshots.manifest import (
     FORMAT_VERSION,
     MANIFEST,
     NAME,
-    OTHERS,
+    OTHERS_FILE,
     Manifest,
     PresetEntry,
     entries,
@@ -137,7 +137,7 @@ class Snapshot:
         Raises:
             SnapshotError: There are none.
         """
-        own, card = self._labelled(device, phase), self.card(device)
+        own, card = self._find_labelled(device, phase), self.card(device)
         if self.others is not None and own is not None:
             return self.others.completed(own, card, phase)
         own = own or (None if self.others is None else self.others.heads(card, phase))
@@ -153,7 +153,7 @@ class Snapshot:
             f"it has: {', '.join(sorted(self.heads[device]))}"
         )
 
-    def _labelled(self, device: str, phase: Phase) -> TrainedHeads | None:
+    def _find_labelled(self, device: str, phase: Phase) -> TrainedHeads | None:
         """Return heads of the device, or of its card in another form (a V100 of 32 GB for 16 GB).
 
         A form of another speed shares memory only.
@@ -181,7 +181,7 @@ class Snapshot:
         """Return the basis of each metric's predictions that is not labels of this device."""
         if self.others is None:
             return {}
-        key, own = self._key(device, phase), self._labelled(device, phase)
+        key, own = self._key(device, phase), self._find_labelled(device, phase)
         labelled = () if own is None else own.heads.metrics
         bases = {} if key == device else dict.fromkeys(labelled, f"labels of {key}")
         if known_spec(device) is CPU and self.manifest.campaign is None:
@@ -272,7 +272,7 @@ def save_snapshot(
         raise SnapshotError(f"there is no head for the source device {source_device!r} to save")
     contents = _contents(encoder, heads)
     if others is not None:
-        contents[OTHERS] = _save(others.tensors())
+        contents[OTHERS_FILE] = _save(others.tensors())
     own = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
@@ -341,8 +341,8 @@ def load_snapshot(folder: Path) -> Snapshot:
             for device, phases in manifest.heads.items()
         }
         others = None
-        if OTHERS in contents:
-            others = OtherDevices.from_tensors(load_tensors(contents[OTHERS]))
+        if OTHERS_FILE in contents:
+            others = OtherDevices.from_tensors(load_tensors(contents[OTHERS_FILE]))
     except _MISFITS as error:
         raise _misfit(str(folder), error) from error
     return Snapshot(

@@ -110,15 +110,15 @@ class GraphLog:
     def rule(self, func: Any, args: Sequence[Any], tensors: Sequence[Tensor]) -> Rule | None:
         """Return the rule for the nodes of a call, or None if there is none."""
         if self._refusal is not None or not any(self._value(t).depends for t in tensors):
-            return _folded
+            return _mark_folded
         depends = _needs_values(func, args)
         if depends and func in _NUMBERS and self._is_known(func, tensors):
-            return _folded
+            return _mark_folded
         if depends and not self._by_values:
             self._refusal = UnsupportedModelError(
                 f"its forward pass depends on values of tensors ({func})"
             )
-            return _folded
+            return _mark_folded
         if depends or func in _ONE_NODE:
             return _own_rule(func)
         name = func._schema.name.removeprefix("aten::")
@@ -134,7 +134,7 @@ class GraphLog:
         if self._refusal is not None:
             return
         outputs = [t for t in tree_leaves(result) if isinstance(t, Tensor)]
-        if rule is _folded:
+        if rule is _mark_folded:
             weights = frozenset[int]().union(*(self._value(t).weights for t in tensors))
             drops = func in _DRAWS or any(self._value(t).drops for t in tensors)
             values = [Value(tuple(t.shape), weights=weights, drops=drops) for t in outputs]
@@ -169,7 +169,7 @@ class GraphLog:
             self._values[key] = value.of_shape(self._values[key].shape)
 
 
-def _folded(call: Call) -> list[Value]:
+def _mark_folded(call: Call) -> list[Value]:
     """Mark a call that does not depend on the inputs."""
     raise AssertionError(call)
 

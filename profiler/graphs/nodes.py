@@ -317,7 +317,10 @@ def assemble(nodes: Sequence[Node], image_type: str, batch_size: int) -> Graph:
         for shape in node.outputs:
             elements += math.prod(shape)
         memory.append(BYTES_PER_ELEMENT * elements)
-    shapes = [_padded(node.inputs[0]) for node in nodes], [_padded(n.outputs[0]) for n in nodes]
+    shapes = (
+        [_pad_sizes(node.inputs[0]) for node in nodes],
+        [_pad_sizes(n.outputs[0]) for n in nodes],
+    )
     return Graph(
         operators=operators,
         signatures=tuple(signatures),
@@ -332,7 +335,7 @@ def assemble(nodes: Sequence[Node], image_type: str, batch_size: int) -> Graph:
     )
 
 
-def _padded(shape: Shape) -> Shape:
+def _pad_sizes(shape: Shape) -> Shape:
     """Return six sizes; the product of all axes from the sixth on is the last."""
     if len(shape) > SHAPE_LENGTH:
         shape = (*shape[: SHAPE_LENGTH - 1], math.prod(shape[SHAPE_LENGTH - 1 :]))

@@ -201,7 +201,7 @@ _SECRET_NAME = re.compile(
 _URL_WITH_PASSWORD = re.compile(r"://[^/@\s]*:[^/@\s]*@")
 
 
-def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
+def remove_secrets(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that a process which runs models may have.
 
     Passwords, tokens and keys are left out by name, and any URL that contains a password.
@@ -215,7 +215,7 @@ def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
 
 def forget_secrets() -> None:
     """Remove secrets from the environment of this process, which is about to run models."""
-    for name in os.environ.keys() - without_secrets(os.environ).keys():
+    for name in os.environ.keys() - remove_secrets(os.environ).keys():
         del os.environ[name]
 
 
@@ -306,7 +306,7 @@ class ForkServer:
                 start_new_session=True,  # a Ctrl-C is for the worker, which then stops us
                 cwd=self._folder,
                 env={
-                    **without_secrets(
+                    **remove_secrets(
                         os.environ if self._environment is None else self._environment
                     ),
                     "OPENBLAS_NUM_THREADS": "1",  # no thread before the fork

@@ -321,7 +321,7 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         images, weight = call["input"], call["weight"]
         layout = _layout(images, weight)
         images = self._as_read(images, layout)
-        output = _as_written(result_of(func, args, {}), layout)
+        output = _restore_layout(result_of(func, args, {}), layout)
         self._allocations.see(output)
         self._allocations.workspace(Pass.FORWARD, images, weight, output, call["groups"])
         self._kernels.convolution(call, images, output)
@@ -336,7 +336,7 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         gradient = self._as_read(call["grad_output"], layout)
         gradients = list(result_of(func, args, {}))
         if gradients[0] is not None:
-            gradients[0] = _as_written(gradients[0], layout)
+            gradients[0] = _restore_layout(gradients[0], layout)
         for which, result in zip(
             (Pass.DATA_GRADIENT, Pass.WEIGHT_GRADIENT), gradients, strict=False
         ):
@@ -368,7 +368,7 @@ def _layout(images: Tensor, weight: Tensor) -> torch.memory_format:
     return torch.channels_last if last else torch.contiguous_format
 
 
-def _as_written(result: Tensor, layout: torch.memory_format) -> Tensor:
+def _restore_layout(result: Tensor, layout: torch.memory_format) -> Tensor:
     """Return a convolution's result in its layout; the meta device considers the weights only.
 
     But windows of one pixel have both layouts, and computed weights (standardized ones) are

@@ -17,7 +17,7 @@ from trappm.profiler.devices.catalogue import read_name
 from trappm.profiler.errors import InputError
 
 SOURCE = "NeuSight, published kernels"
-_LONGEST_MS, _LARGEST_SIZE = 1e6, 1e10
+_MAX_MS, _MAX_SIZE = 1e6, 1e10
 COLUMNS = frozenset(
     ("op", "device", "latency_ms", "b", "m", "n", "k", "h", "c_in", "c_out", "kernel_size",
      "in_size", "stride", "padding")
@@ -74,7 +74,7 @@ def _timed_kernel(row: Cells) -> TimedKernel:
     name = row["device"]
     if not 1 <= len(name) <= 64 or not name.isascii() or not name.isprintable():
         raise InputError(f"device is {name[:60]!r}; it must be the name of a card")
-    time_ms = number_in(row, "latency_ms", _LONGEST_MS)
+    time_ms = number_in(row, "latency_ms", _MAX_MS)
     return TimedKernel("-".join(str(read_name(name)).split()), _call(row), time_ms)
 
 
@@ -84,11 +84,11 @@ def _call(row: Cells) -> KernelCall:
         raise InputError(f"op is {row['op'][:60]!r}; it must be one of {', '.join(_OPERATORS)}")
     columns = _SIZES.get(operator, _ELEMENTWISE)
     sizes: dict[str, Any] = {
-        name: whole_in(row, column, _LARGEST_SIZE) for name, column in columns.items()
+        name: whole_in(row, column, _MAX_SIZE) for name, column in columns.items()
     }
     if operator is not Operator.CONV2D:
         return KernelCall.of(operator, **sizes)
     call = KernelCall.of(operator, **sizes, groups=1)
-    if number_in(row, "padding", _LARGEST_SIZE) != call.padding:
+    if number_in(row, "padding", _MAX_SIZE) != call.padding:
         raise InputError(f"padding is {row['padding']}; here it must be {call.padding}")
     return call

@@ -28,7 +28,7 @@ Result = TypeVar("Result")
 UNTOLD = "not told by the source"
 UNTOLD_TIME = "1970-01-01T00:00:00+00:00"
 """Start time of measurements without one; it is also listed in `Measurement.missing`."""
-_LARGEST = 1e9
+_MAX_NUMBER = 1e9
 
 
 def read_rows(
@@ -65,7 +65,7 @@ def read_rows(
             ) from error
 
 
-def number_in(cells: Cells, name: str, most: float = _LARGEST) -> float:
+def number_in(cells: Cells, name: str, most: float = _MAX_NUMBER) -> float:
     """Return the number above 0 in a cell.
 
     Raises:
@@ -81,7 +81,7 @@ def number_in(cells: Cells, name: str, most: float = _LARGEST) -> float:
     return value
 
 
-def whole_in(cells: Cells, name: str, most: float = _LARGEST) -> int:
+def whole_in(cells: Cells, name: str, most: float = _MAX_NUMBER) -> int:
     """Return the whole number above 0 in a cell.
 
     Raises:

@@ -72,7 +72,7 @@ def half_products(data: Path, card: str) -> Evidence:
             KernelCall.of(Operator.LINEAR, DataType.BF16, batch=1, rows=m, inputs=k, outputs=n),
             time_ms,
         )
-        for m, n, k, time_ms, _ in _drawn(sheet)
+        for m, n, k, time_ms, _ in _draw_rows(sheet)
     ]
     calls += [
         (
@@ -82,7 +82,7 @@ def half_products(data: Path, card: str) -> Evidence:
             ),
             time_ms,
         )
-        for m, n, k, time_ms, h in _drawn(of_images)
+        for m, n, k, time_ms, h in _draw_rows(of_images)
     ]  # fmt: skip
     return kernel_evidence(model, f"aiconfigurator {model}", spec_of(card), calls)
 
@@ -135,7 +135,7 @@ def flash_attention(data: Path, card: str) -> Evidence:
     return kernel_evidence(model, f"aiconfigurator {model}", spec_of(card), calls)
 
 
-def _drawn(sheet: pd.DataFrame) -> Iterator[tuple[int, int, int, float, int]]:
+def _draw_rows(sheet: pd.DataFrame) -> Iterator[tuple[int, int, int, float, int]]:
     """Return rows, columns, depth, time in ms and height of products drawn at random."""
     drawn = sheet.sample(PRODUCT_COUNT, random_state=0)
     return drawn[["m", "n", "k", "latency_ms", "height"]].itertuples(index=False)

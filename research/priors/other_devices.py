@@ -47,7 +47,7 @@ from research.priors.steps import (
     some_timm_steps,
 )
 from trappm.learner.heads.physics_heads import (
-    OTHERS,
+    OTHER_CARDS,
     OTHERS_FILE,
     Basis,
     OtherDevices,
@@ -307,7 +307,7 @@ def source_of(evidence: Evidence) -> dict[str, object]:
     return {
         "device": evidence.device,
         "metric": "step_time_ms",
-        "for": OTHERS,
+        "for": OTHER_CARDS,
         "file": file,
         "source": evidence.host.strip(),
         **({"licence": licence} if licence else {}),

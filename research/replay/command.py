@@ -242,11 +242,11 @@ def summary(
         if seeds:
             campaigns = [own[s] for s in seeds], [base[s] for s in seeds] if base else []
             row = {"learner": learner, "strategy": strategy, "seeds": len(seeds)}
-            rows.append(row | _compared(*campaigns, plan.budgets))
+            rows.append(row | _compare(*campaigns, plan.budgets))
     return rows
 
 
-def _compared(own: Campaigns, base: Campaigns, budgets: Sequence[int]) -> Row:
+def _compare(own: Campaigns, base: Campaigns, budgets: Sequence[int]) -> Row:
     errors = _columns(own, "mape")
     seconds = _columns(own, "seconds")
     row: Row = {

@@ -50,7 +50,7 @@ from research.snapshot.shipped_sheets import (
     neusight_kernels,
 )
 from trappm.learner.heads.physics_heads import (
-    OTHERS,
+    OTHER_CARDS,
     Head,
     Heads,
     Ours,
@@ -109,7 +109,7 @@ def train(sheet: LabelSheet, data: Path, processes: int) -> Trained:
     if sheet.metric == "memory_mib" or is_cpu_device(sheet.device):
         samples = bench.prepared(measurements).samples
     else:
-        samples = _timed(measurements, bench.home.traces, processes)
+        samples = _select_timed(measurements, bench.home.traces, processes)
     prior = _prior(sheet, kernels)
     test = held_out(samples.groups, SEED)
     what = f"{sheet.metric} of {sheet.device}"
@@ -155,8 +155,8 @@ def publish(trained: Sequence[Trained], registry: Path, kept: Path | None = None
     """
     others, others_sources = known_of_others()
     others_sources += [
-        {"metric": "power_w", "for": OTHERS, "file": file, "source": source, "licence": licence,
-         "labels": count}
+        {"metric": "power_w", "for": OTHER_CARDS, "file": file, "source": source,
+         "licence": licence, "labels": count}
         for file, source, licence, count in POWER_LEARNED_FROM
     ]  # fmt: skip
     heads: dict[str, dict[Phase, TrainedHeads]] = {}
@@ -232,7 +232,7 @@ def kept_parts(
     sources = [
         row
         for row in manifest["sources"]
-        if row.get("for") != OTHERS
+        if row.get("for") != OTHER_CARDS
         and (row["device"], row.get("phase")) not in gone
         and ("phase" in row or row["device"] not in devices)
     ]
@@ -303,7 +303,7 @@ def _sources(part: Trained) -> Iterator[dict[str, Any]]:
             yield {**common, "file": file, "source": source, "licence": licence, "labels": count}
 
 
-def _timed(measurements: Sequence[Measurement], folder: Path, processes: int) -> Samples:
+def _select_timed(measurements: Sequence[Measurement], folder: Path, processes: int) -> Samples:
     """Return step times with their kernels, which the prior of time needs."""
     steps = traced_steps(measurements, folder, processes, show_progress)
     rows = []

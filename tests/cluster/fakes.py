@@ -125,14 +125,14 @@ class FakeProfiler:
     def describe(self):
         import ray
 
-        from trappm.cluster.campaign.profiler_pool import this_process
+        from trappm.cluster.campaign.profiler_pool import process_identity
 
         if is_marked(self._node, "is out of order") or self._is_first_to_break():
             refusal = f"host {self._node}: its driver is out of order"
             return {"host": self._node, "code": this_code(), "refusal": refusal}
         facts = {
             "host": self._node, "gpus": [str(gpu) for gpu in ray.get_gpu_ids()],
-            "fingerprint": "stack", "process": this_process(),
+            "fingerprint": "stack", "process": process_identity(),
         }  # fmt: skip
         if is_marked(self._node, "has an earlier version"):  # which does not report its code
             return facts

@@ -272,7 +272,7 @@ def _stop(campaign_id: str | None, state: str, next_step: str) -> None:
 def _follow(store: Store, campaign_id: str) -> None:
     """Show the progress of a campaign until its process has ended; a file gets only its status."""
     from trappm.cluster.campaign.process import Follower, follow, has_live_owner
-    from trappm.cluster.launch import SILENT_S
+    from trappm.cluster.launch import MAX_ABSENCE_S
     from trappm.cluster.spec import CampaignBudget
     from trappm.terminal.progress_bars import CampaignDisplay
     from trappm.terminal.tables import console
@@ -282,7 +282,7 @@ def _follow(store: Store, campaign_id: str) -> None:
         return
     budget = CampaignBudget.of(campaign)
     with CampaignDisplay(campaign.id, budget, campaign.name, campaign.seed) as display:
-        follow(Follower(store, campaign.id), display.show, silent_s=SILENT_S)
+        follow(Follower(store, campaign.id), display.show, silent_s=MAX_ABSENCE_S)
 
 
 def _run_and_report(

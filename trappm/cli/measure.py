@@ -95,7 +95,7 @@ def measure(
     if model is None:
         raise InputError("name an architecture to measure; trappm campaign launch measures lists")
     configuration = Configuration(**{"batch_size": 1, "input_size": 224, **settings})
-    measurement = _measured(configuration, device, protocol_named(protocol))
+    measurement = _measure_one(configuration, device, protocol_named(protocol))
     if measurement.outcome is Outcome.UNSUPPORTED and not as_json:
         raise InputError(f"{measurement.message}")
     if as_json:
@@ -126,7 +126,7 @@ def _show_devices() -> None:
         raise typer.Exit(1)
 
 
-def _measured(configuration: Configuration, device: str, protocol: Any) -> Measurement:
+def _measure_one(configuration: Configuration, device: str, protocol: Any) -> Measurement:
     """Measure one configuration; a terminal shows the phases as they begin."""
     from trappm.profiler.measuring.isolation import Measurer
 

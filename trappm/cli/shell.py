@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from trappm.profiler.errors import TrappmError
 
 
-def _completing(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+def _make_completion(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
     """Return a completion; it completes nothing where names cannot be read."""
 
     def complete(incomplete: str) -> list[str]:
@@ -19,14 +19,14 @@ def _completing(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]
     return complete
 
 
-@_completing
+@_make_completion
 def models() -> Iterable[str]:
     from trappm.profiler.models.known_names import registered_names
 
     return registered_names()
 
 
-@_completing
+@_make_completion
 def devices() -> Iterable[str]:
     from trappm.prediction.selection import read_manifests
     from trappm.profiler.devices.catalogue import card_keys
@@ -35,12 +35,12 @@ def devices() -> Iterable[str]:
     return {*keys, *card_keys()}
 
 
-@_completing
+@_make_completion
 def devices_or_all() -> Iterable[str]:
     return ["all", *devices("")]
 
 
-@_completing
+@_make_completion
 def campaigns() -> Iterable[str]:
     from trappm.label_store import store_to_read
 
@@ -48,7 +48,7 @@ def campaigns() -> Iterable[str]:
         return [campaign.id for campaign in store.campaigns.all()]
 
 
-@_completing
+@_make_completion
 def snapshots() -> Iterable[str]:
     from trappm.prediction.selection import DEFAULT_SNAPSHOT, local_registry
     from trappm.profiler.host.environment import data_folder

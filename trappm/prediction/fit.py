@@ -27,7 +27,7 @@ from trappm.profiler.records import Phase, is_cpu_device
 if TYPE_CHECKING:
     from trappm.learner.stats.calibration import Calibration
 
-LARGEST_BATCH = 65_536
+MAX_BATCH = 65_536
 """Upper end of the search for the largest batch."""
 _FIRST_SIZES = 1, 64
 """Batch sizes that others are interpolated from at first (round numbers)."""
@@ -103,7 +103,7 @@ class MemoryAnswer:
 
 
 def largest_batch(memory: Callable[[int], MemoryInterval], capacity_mib: float) -> int:
-    """Return the largest batch size that fits, at most `LARGEST_BATCH`; 0 if not even 1 does.
+    """Return the largest batch size that fits, at most `MAX_BATCH`; 0 if not even 1 does.
 
     Args:
         memory: Returns the memory of the step at a batch size.
@@ -116,12 +116,12 @@ def largest_batch(memory: Callable[[int], MemoryInterval], capacity_mib: float) 
     memory = cache(memory)
     # Rounded segments can take more at a smaller batch, so one that may not fit is no end yet.
     fitting, beyond = 0, 1
-    while beyond <= LARGEST_BATCH and memory(beyond).low_mib <= USABLE_SHARE * capacity_mib:
+    while beyond <= MAX_BATCH and memory(beyond).low_mib <= USABLE_SHARE * capacity_mib:
         fitting, beyond = (beyond if fits(beyond) else fitting), 2 * beyond
     while fitting and beyond - fitting > 1:
         middle = (fitting + beyond) // 2
         fitting, beyond = (middle, beyond) if fits(middle) else (fitting, middle)
-    return min(fitting, LARGEST_BATCH)
+    return min(fitting, MAX_BATCH)
 
 
 def largest_batch_of_many(
@@ -148,7 +148,7 @@ def largest_batch_of_many(
             if other > size and interval.high_mib <= half_mib:
                 return interval
         unknown.append(size)
-        return _interpolated(known, size)
+        return _interpolate(known, size)
 
     while unknown:
         known.update(zip(unknown, memories(unknown), strict=True))
@@ -157,7 +157,7 @@ def largest_batch_of_many(
     return largest
 
 
-def _interpolated(known: Mapping[int, MemoryInterval], size: int) -> MemoryInterval:
+def _interpolate(known: Mapping[int, MemoryInterval], size: int) -> MemoryInterval:
     """Return the memory on the line through batch size 1 and the nearest of the other known ones.
 
     Not the two nearest ones: they can be so close that steps of the allocator hide the slope.

@@ -257,7 +257,7 @@ def _predictions(
         predictions = make()
     else:
         identity = (question.identity, identities, keys, selection.device_is_default)
-        predictions = _cached(identity, question.snapshot, make)
+        predictions = _read_or_make(identity, question.snapshot, make)
         predictions = [
             replace(
                 prediction,
@@ -279,7 +279,7 @@ _CODE = Path(__file__).parents[1]
 """Package folder, which includes the shipped snapshot and extensions."""
 
 
-def _cached(
+def _read_or_make(
     identity: object, snapshot: str | Path | None, make: Callable[[], list[Prediction]]
 ) -> list[Prediction]:
     """Return the predictions of a question, made unless they are cached.

@@ -259,7 +259,7 @@ def campaign_facts(store: Store, campaign_id: str, *, latest_events: int = 5) ->
         canary=_canary(store.canaries.all(campaign_id=campaign_id)),
         rehearsal_on=[d for d in budget.devices.keys if runs_nothing(d)],
         end=find_end(store, campaign, budget),
-        missing=_missing(store, campaign),
+        missing=_find_missing(store, campaign),
         cost=_cost(store, campaign, budget, devices),
         working=[Working(a.worker, a.device, str(a.configuration), a.attempts) for a in working],
         events=store.campaigns.events(campaign_id, last=latest_events),
@@ -280,7 +280,7 @@ def _next_command(campaign: CampaignRecord) -> str | None:
     return f"trappm campaign resume {campaign.id}" if stands_still else None
 
 
-def _missing(store: Store, campaign: CampaignRecord) -> Missing | None:
+def _find_missing(store: Store, campaign: CampaignRecord) -> Missing | None:
     losses = store.assignments.losses(campaign.id)
     if not losses:
         return None
@@ -297,7 +297,7 @@ def _missing(store: Store, campaign: CampaignRecord) -> Missing | None:
         only = f" --outcome {kinds[0]}" if len(kinds) == len(outcomes) else ""
         command = f"trappm campaign resume {campaign.id} --retry-failed{only}"
     if 2 * unstable >= count and all(map(is_cpu_device, counts)):
-        is_busy = 2 * _contended(store, campaign.id) >= count
+        is_busy = 2 * _count_contended(store, campaign.id) >= count
         reason = "other programs used the cores" if is_busy else "their steps were not steady"
         text = f"{count} of {planned} configurations could not be measured: {reason}."
         advice = " When it is quiet: " if is_busy else " Try them again with: "
@@ -319,7 +319,7 @@ def _missing(store: Store, campaign: CampaignRecord) -> Missing | None:
     )
 
 
-def _contended(store: Store, campaign_id: str) -> int:
+def _count_contended(store: Store, campaign_id: str) -> int:
     """Return the number of failed assignments whose last unstable attempt was contended."""
     unstable = LabelFilter(campaign=campaign_id, outcome=Outcome.UNSTABLE)
     contended: dict[tuple[str, str], bool] = {}

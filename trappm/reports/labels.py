@@ -96,10 +96,10 @@ def print_label(label: LabelRecord, measurement: Measurement, attempts: pd.DataF
         style="dim",
     )
     if measurement.memory_detail_mib:
-        print_line(f"memory in MiB: {_listed(measurement.memory_detail_mib)}", style="dim")
+        print_line(f"memory in MiB: {_join_listed(measurement.memory_detail_mib)}", style="dim")
     if measurement.step is not None:
         spread = {name: getattr(measurement.step, key) for key, name in SUMMARY.items()}
-        print_line(f"\nstep time in ms: {_listed(spread)}")
+        print_line(f"\nstep time in ms: {_join_listed(spread)}")
     samples = measurement.step_samples_ms
     if len(samples) > 1:
         print_line(sample_plot(samples, title="step time in ms"))
@@ -140,5 +140,5 @@ def _with_units(frame: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def _listed(values: Mapping[str, float]) -> str:
+def _join_listed(values: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {cell(float(value))}" for name, value in values.items())

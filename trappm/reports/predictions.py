@@ -179,7 +179,7 @@ def _notes_on_all(
         precisions.setdefault(prediction.device, set()).add(prediction.precision)
     if any(used != precisions[predictions[0].device] for used in precisions.values()):
         notes.append("Precisions differ between devices; compare in one with --precision.")
-    unpriced = [card for card, is_priced in _priced(predictions).items() if not is_priced]
+    unpriced = [card for card, is_priced in _find_priced(predictions).items() if not is_priced]
     if unpriced:
         notes.append(_no_price(unpriced))
     gaps = sorted({f"{p.device}: {gap}" for p in predictions for gap in p.gaps()})
@@ -189,7 +189,7 @@ def _notes_on_all(
 
 def _print_best(predictions: Sequence[Prediction]) -> None:
     """Print the best of all models, then the best devices of each model."""
-    priced = _priced(predictions).values()
+    priced = _find_priced(predictions).values()
     known = "" if all(priced) else f" (prices known: {sum(priced)} of {len(priced)} GPUs)"
     for what, p in best_models(predictions).items():
         figure = f"{cell(p.samples_per_s)} samples/s"
@@ -207,7 +207,7 @@ def _print_best(predictions: Sequence[Prediction]) -> None:
             print_line(f"{model}: {winners}")
 
 
-def _priced(predictions: Sequence[Prediction]) -> dict[str, bool]:
+def _find_priced(predictions: Sequence[Prediction]) -> dict[str, bool]:
     """Return whether a price is known, by GPU."""
     gpus = [p for p in predictions if not is_cpu_device(p.device)]
     return {p.device: bool(prices_of(p.device, p.usd_per_hour, p.card)) for p in gpus}

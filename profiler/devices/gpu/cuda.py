@@ -60,7 +60,7 @@ _TICK_TIMEOUT_S = 0.25
 """More than twice the refresh period of the meters of these cards."""
 
 _PAUSES = 8
-_LONGEST_PAUSE_S = 0.025
+_MAX_PAUSE_S = 0.025
 """Longest pause of a window's eight.
 
 The power sensors of A100 and H100 see 25 ms of each 100 ms. Pauses of up to 25 ms shift the steps
@@ -365,7 +365,7 @@ class CudaDevice(StepDevice):
         for part in range(parts):
             self.time_steps(step, count // parts + (part < count % parts))
             begin = time.perf_counter()
-            time.sleep(pauses.uniform(0, _LONGEST_PAUSE_S))
+            time.sleep(pauses.uniform(0, _MAX_PAUSE_S))
             self._paused_s += time.perf_counter() - begin
 
     def run_to_tick(self, step: Callable[[], None]) -> None:

@@ -31,7 +31,7 @@ def attention(
     grouped = query.dim() == 4 and key.shape[-3] != query.shape[-3]
     if not fused:  # as models wrote it before there was a kernel
         if grouped:
-            key, value = (_repeated(t, query.shape[-3]) for t in (key, value))
+            key, value = (_repeat_heads(t, query.shape[-3]) for t in (key, value))
         factor = query.shape[-1] ** -0.5 if scale is None else scale
         scores = (query * factor) @ key.transpose(-2, -1)
         if is_causal:
@@ -55,7 +55,7 @@ def attention(
     return NotImplemented
 
 
-def _repeated(tensor: Tensor, heads: int) -> Tensor:
+def _repeat_heads(tensor: Tensor, heads: int) -> Tensor:
     """Keys or values of groups of heads, for every head."""
     return tensor.repeat_interleave(heads // tensor.shape[-3], -3)
 

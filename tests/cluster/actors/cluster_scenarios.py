@@ -253,7 +253,7 @@ def node_lost(url):
 
 
 def worker_frozen(url):
-    trappm.cluster.campaign.profiler_pool.SILENT_S = 30.0 - QUICK.timeout_s
+    trappm.cluster.campaign.profiler_pool.HUNG_S = 30.0 - QUICK.timeout_s
     with emulated(NODES):
 
         def faults(measured):

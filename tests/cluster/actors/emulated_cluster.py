@@ -84,7 +84,7 @@ class FakeCampaignActor(CampaignActor):
 
     def _workers(self):
         silent_s = float(os.environ.get("SILENT_S", "180"))
-        trappm.cluster.campaign.profiler_pool.SILENT_S = silent_s
+        trappm.cluster.campaign.profiler_pool.HUNG_S = silent_s
         tell = partial(self._note, "node")
         return FakePool(self.spec.devices.keys, may_grow=True, tell=tell)
 

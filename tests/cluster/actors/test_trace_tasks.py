@@ -8,7 +8,7 @@ from fake_ray import FakeRay
 from ray.exceptions import RayTaskError
 
 from trappm.cluster import ray_runtime, trace_tasks
-from trappm.cluster.trace_tasks import MAX_LOSSES, TraceTasks
+from trappm.cluster.trace_tasks import MAX_WORKER_LOSSES, TraceTasks
 from trappm.profiler.errors import CampaignError
 from trappm.profiler.traced_step import Refusal, TraceKey, entry_to_bytes
 
@@ -56,8 +56,8 @@ def test_a_task_that_fails_on_all_nodes_ends_tracing(cluster):
 
 
 def test_a_step_whose_task_fails_on_many_nodes_is_refused_for_now(cluster):
-    nodes = [str(n) for n in range(1, MAX_LOSSES + 2)]
+    nodes = [str(n) for n in range(1, MAX_WORKER_LOSSES + 2)]
     cluster(lambda n: missing(str(n)), nodes)
     (traced,) = TraceTasks(KEYS[:1])
-    assert f"tracing it ended {MAX_LOSSES} processes" in traced.refusal
+    assert f"tracing it ended {MAX_WORKER_LOSSES} processes" in traced.refusal
     assert not traced.is_final

@@ -79,7 +79,7 @@ def fake_ray(monkeypatch):
     monkeypatch.setattr(ray, "wait", lambda refs, timeout: ([r for r in refs if r.is_over], []))
     monkeypatch.setattr(ray, "get", get)
     monkeypatch.setattr(launch, "POLL_S", 0.01)
-    monkeypatch.setattr(process, "LOOK_S", 0.01)
+    monkeypatch.setattr(process, "FOLLOW_POLL_S", 0.01)
 
 
 def followed(store, campaign_id, actor, **options):
@@ -114,7 +114,7 @@ def test_a_failure_before_the_campaign_began_is_shown(store, campaign_id):
 def test_a_campaign_without_a_process_ends_with_the_command_to_resume_it(
     store, campaign_id, monkeypatch
 ):
-    monkeypatch.setattr(launch, "SILENT_S", 0.0)
+    monkeypatch.setattr(launch, "MAX_ABSENCE_S", 0.0)
     store.owners.begin_campaign(campaign_id)
     with pytest.raises(CampaignError) as caught:
         followed(store, campaign_id, Process(is_over=False), is_detached=True)

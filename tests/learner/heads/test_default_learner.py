@@ -7,7 +7,7 @@ from kernel_samples import networks
 from workload_samples import mape, targets
 
 from trappm.learner.heads.physics_heads import Ours, starting_prior
-from trappm.learner.physics.step_time import PRODUCTS, StepTimePrior
+from trappm.learner.physics.step_time import PRODUCT_KINDS, StepTimePrior
 from trappm.profiler.devices.catalogue import spec_of
 from trappm.profiler.traced_step import KernelKind, Size
 
@@ -31,7 +31,7 @@ def measured_ms(workload, random):
     table, sizes = kernels.table, kernels.sizes
     bytes_ = sizes[:, Size.READ_BYTES] + sizes[:, Size.WRITTEN_BYTES]
     kinds = [KernelKind(kind) for kind in table.kinds]
-    multiplies = table.kinds < PRODUCTS
+    multiplies = table.kinds < PRODUCT_KINDS
     of_peak = np.array([EFFICIENCY.get(kind, 1.0) for kind in kinds])
     of_bandwidth = np.array([SHARE_OF_BANDWIDTH.get(kind, 0.8) for kind in kinds])
     arithmetic = multiplies * sizes[:, Size.FLOPS] / (SPEC.half_tflops * 1e9 * of_peak)

@@ -12,7 +12,7 @@ import trappm
 from trappm.learner.heads.physics_heads import Heads
 from trappm.learner.paper.presets import LAPTOP
 from trappm.prediction.fit import (
-    LARGEST_BATCH,
+    MAX_BATCH,
     MemoryInterval,
     Verdict,
     largest_batch,
@@ -34,7 +34,7 @@ def test_the_largest_batch_is_the_last_whose_upper_bound_fits(fixed, per_sample,
     largest = largest_batch(memory, capacity)
     usable = USABLE_SHARE * capacity
     assert largest == 0 or memory(largest).high_mib <= usable
-    assert largest == LARGEST_BATCH or memory(largest + 1).high_mib > usable
+    assert largest == MAX_BATCH or memory(largest + 1).high_mib > usable
 
 
 @given(

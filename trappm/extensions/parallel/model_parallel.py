@@ -26,7 +26,7 @@ from trappm.extensions.parallel.schedules import (
 from trappm.extensions.parallel.step_work import blocks_of
 from trappm.learner.interface import Workload
 from trappm.learner.physics.step_time import (
-    PRODUCTS,
+    PRODUCT_KINDS,
     SHARPNESS,
     Lookup,
     StepTimePrior,
@@ -113,7 +113,9 @@ class DividedStep:
             sum_ms: Time to sum the result of a block.
         """
         table = self._table
-        sizes = _divided(table, self.workload.batch_size, self.hidden_bytes, self.blocks, tensor)
+        sizes = _divide_kernels(
+            table, self.workload.batch_size, self.hidden_bytes, self.blocks, tensor
+        )
         counts = table.counts // self.blocks * self.blocks
         head = table.counts - counts
         products = sizes[table.kinds == KernelKind.MATMUL, Size.PRODUCTS]
@@ -208,7 +210,7 @@ def schedule_divided(step: DividedStep, parallelism: Parallelism, node: NodeLink
     )
 
 
-def _divided(
+def _divide_kernels(
     table: KernelTable, batch_size: int, hidden_bytes: float, blocks: int, tensor: int
 ) -> np.ndarray:
     """Return the sizes of a tensor-parallel rank's kernels by `Size`, shape (n, 7)."""
@@ -221,7 +223,7 @@ def _divided(
     wide = (written > WIDE * hidden_bytes) | (table.sizes[:, Size.WRITTEN_BYTES, 1] == 0)
     wide |= (table.kinds == KernelKind.REDUCTION) & (read > (1 + WIDE) * hidden_bytes)
     wide |= table.kinds == KernelKind.COPY
-    shared = heads | ((table.kinds >= PRODUCTS) & wide)
+    shared = heads | ((table.kinds >= PRODUCT_KINDS) & wide)
     sizes[shared, : Size.FLOPS + 1] /= tensor
     sizes[heads, Size.PRODUCTS] /= tensor
     loss = (table.kinds == KernelKind.SOFTMAX) & (table.counts < blocks)

@@ -164,7 +164,7 @@ def traced_needs(
         gradients=np.append(gradients, parameters + passing),
         activations=np.append(np.cumsum(np.where(of_gradients, 0.0, change)), 0.0),
         all_gradients=parameters,
-        gathered=_gathered(trace),
+        gathered=_unsharded_bytes(trace),
         root=root,
         head=float(most[0]) if has_head else 0.0,
         head_ends=int(np.flatnonzero(born & of_gradients)[HEAD_GRADIENTS - 1 :][:1].sum()),
@@ -206,7 +206,7 @@ DEEPSPEED_BF16, DEEPSPEED_FP16 = MixedPrecision(2 + 4, 16), MixedPrecision(2, 16
 """Megatron-DeepSpeed of 2021 and 2022, by bigscience's published runs."""
 
 
-def _gathered(trace: Allocations) -> float:
+def _unsharded_bytes(trace: Allocations) -> float:
     """Return the bytes of unsharded FSDP tensors: parameters, and gradients of blocks."""
     blocks, root, trained_share = gathered_blocks(trace)
     blocks = blocks or [float(trace.parameter_bytes.sum())]

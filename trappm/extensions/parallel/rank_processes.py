@@ -177,7 +177,7 @@ class _Leader(StepMeter):
         return self._device.power_window_s(protocol)
 
     def open_window(self, step: Callable[[], None], *, is_metered: bool = True) -> None:
-        self._device.open_window(self._led(step), is_metered=is_metered)
+        self._device.open_window(self._lead_step(step), is_metered=is_metered)
         self.order("open_window")
 
     def fill_window(self, step: Callable[[], None], count: int, pauses: random.Random) -> None:
@@ -185,13 +185,13 @@ class _Leader(StepMeter):
         self._device.fill_window(step, count, pauses)
 
     def run_to_tick(self, step: Callable[[], None]) -> None:
-        self._device.run_to_tick(self._led(step))
+        self._device.run_to_tick(self._lead_step(step))
 
     def close_window(self) -> Window:
         self.order("close_window")
         return self._device.close_window()
 
-    def _led(self, step: Callable[[], None]) -> Callable[[], None]:
+    def _lead_step(self, step: Callable[[], None]) -> Callable[[], None]:
         """Return a step that sends an order each time; only rank 0's meter sets their number."""
 
         def led() -> None:

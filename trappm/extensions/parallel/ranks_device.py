@@ -114,10 +114,10 @@ class RanksDevice(Device):
         results = self.processes.measure(configuration, protocol, enter)
         if isinstance(results, Findings):
             return results
-        return judge(_together(results, shares_meter=self.uses_host_memory), protocol)
+        return judge(_combine_runs(results, shares_meter=self.uses_host_memory), protocol)
 
 
-def _together(results: Sequence[RankRun], *, shares_meter: bool) -> StepRun:
+def _combine_runs(results: Sequence[RankRun], *, shares_meter: bool) -> StepRun:
     """Combine the runs of all ranks into one.
 
     Args:

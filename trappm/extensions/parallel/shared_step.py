@@ -292,8 +292,8 @@ class SharedStep:
             )
         if network_gbit is not None:
             node = node.with_network(network_gbit)
-        step = self._scheduled(parallelism, node)
-        alone = self._scheduled(Parallelism(accumulation=parallelism.accumulation), node)
+        step = self._make_schedule(parallelism, node)
+        alone = self._make_schedule(Parallelism(accumulation=parallelism.accumulation), node)
         samples = single.batch_size * parallelism.accumulation * parallelism.data_parallel
         rate = 1000 * samples / step.step_ms
         low_ms, high_ms = self._interval(parallelism, node, step.step_ms)
@@ -353,7 +353,7 @@ class SharedStep:
         replicated = parallelism.ranks > 1 and parallelism.strategy is not ShardingStrategy.FSDP
         return replicated and (parallelism.sharded_optimizer or _is_megatron(self.single.model))
 
-    def _scheduled(
+    def _make_schedule(
         self, parallelism: Parallelism, node: NodeLinks, step_ms: float | None = None
     ) -> StepSchedule:
         """Return the schedule, optionally if one GPU took `step_ms`."""
@@ -382,8 +382,8 @@ class SharedStep:
         widths = []
         for bound_ms, sign in zip(bounds, (-1, 1), strict=True):
             slower = node.slower(exp(sign * SPREAD_90 * spread))
-            computed = self._scheduled(parallelism, node, bound_ms).step_ms
-            communicated = self._scheduled(parallelism, slower).step_ms
+            computed = self._make_schedule(parallelism, node, bound_ms).step_ms
+            communicated = self._make_schedule(parallelism, slower).step_ms
             widths.append(hypot(log(computed / step_ms), log(communicated / step_ms)))
         return step_ms * exp(-widths[0]), step_ms * exp(widths[1])
 

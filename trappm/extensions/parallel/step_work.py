@@ -16,7 +16,13 @@ import torch
 
 from trappm.learner.interface import Workload
 from trappm.learner.physics.prior import UPDATE_SHARE
-from trappm.learner.physics.step_time import PRODUCTS, Lookup, StepTimePrior, terms_of, times_of
+from trappm.learner.physics.step_time import (
+    PRODUCT_KINDS,
+    Lookup,
+    StepTimePrior,
+    terms_of,
+    times_of,
+)
 from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.traced_step import Allocations, Event, KernelKind, KernelTable, Pass, Size
 
@@ -111,7 +117,7 @@ def traced_work(workload: Workload, prior: StepTimePrior) -> StepWork:
         times = times_of(terms, Lookup(prior.constants), prior.spec)
     table = kernels.table
     each_ms = np.zeros(len(table))
-    products = np.isin(table.kinds, list(KernelKind)[:PRODUCTS])
+    products = np.isin(table.kinds, list(KernelKind)[:PRODUCT_KINDS])
     each_ms[products], each_ms[~products] = times.products.numpy(), times.streams.numpy()
     forward = table.passes == Pass.FORWARD
     total_ms, passes_ms, device_ms, once_ms = (

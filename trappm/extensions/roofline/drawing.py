@@ -27,9 +27,9 @@ MAX_POINTS = 400
 """Largest number of kernels per step that are drawn or written; enough for nearly all models."""
 
 _COLUMNS, _LINES = 78, 24
-_NARROWEST = (0.05, 1000.0)
+_MIN_SPAN = (0.05, 1000.0)
 """Minimum range of the intensity axis in FLOP per byte."""
-_LARGEST = 900.0
+_MAX_POINT_AREA = 900.0
 """Area of a point that is the whole step, in square points."""
 _MARKS = ("ox+*", "─═━┄")
 _ROOM = 8.0
@@ -66,7 +66,7 @@ def lines(device: RooflineDevice, low: float, high: float) -> list[Line]:
 def span(steps: Sequence[RooflineStep]) -> tuple[float, float]:
     """Return the range of intensities of the plot in FLOP per byte."""
     intensities = [p.intensity for s in steps for p in s.kernels.points if p.share > _SHOWN_SHARE]
-    low, high = _NARROWEST
+    low, high = _MIN_SPAN
     return min([low, *(0.7 * x for x in intensities)]), max([high, *(1.4 * x for x in intensities)])
 
 
@@ -152,7 +152,7 @@ def draw_png(steps: Sequence[RooflineStep], path: Path) -> None:
         points = step.kernels.points[:MAX_POINTS]
         axis.scatter(
             [p.intensity for p in points], [max(p.tflops, lowest_tflops) for p in points],
-            s=[3 + _LARGEST * p.share for p in points], color=f"C{number}", alpha=0.45,
+            s=[3 + _MAX_POINT_AREA * p.share for p in points], color=f"C{number}", alpha=0.45,
             linewidths=0, clip_on=False,
         )  # fmt: skip
     axis.set(

@@ -32,7 +32,7 @@ from trappm.learner.heads.physics_heads import Heads
 from trappm.learner.interface import TrainedHeads, Workload
 from trappm.learner.physics.devices.known_devices import known_devices
 from trappm.learner.physics.step_time import (
-    PRODUCTS,
+    PRODUCT_KINDS,
     Lookup,
     Peak,
     StepTimePrior,
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.float64]
 
 BOUNDS = (COMPUTE, BANDWIDTH, LAUNCH)
-_MOSTLY = 0.5
+_MIN_LAUNCH_SHARE = 0.5
 """A launch that takes more than this share of a kernel's time bounds the kernel."""
 _OPTIMIZER_FLOPS = 2.0
 """FLOP per parameter of SGD: a multiplication and an addition; other optimizers do a few more."""
@@ -125,7 +125,7 @@ def step_kernels(
     factor = step_time_ms / float(times.total())
     assert workload.kernels is not None  # noqa: S101  (`terms_of` has looked)
     kernels = workload.kernels.at(workload.batch_size)
-    multiplies = kernels.table.kinds < PRODUCTS
+    multiplies = kernels.table.kinds < PRODUCT_KINDS
     time_ms = np.empty(len(kernels.table))
     time_ms[multiplies], time_ms[~multiplies] = times.products.numpy(), times.streams.numpy()
     half = "bf16" if workload.precision.needs_bf16 else "fp16"
@@ -168,7 +168,7 @@ def step_kernels(
 
 
 def _bound(device: RooflineDevice, point: KernelPoint) -> str:
-    if point.launch_ms > _MOSTLY * point.time_ms:
+    if point.launch_ms > _MIN_LAUNCH_SHARE * point.time_ms:
         return LAUNCH
     peaks = device.of(COMPUTE)
     peak = peaks.get(point.data_type) or peaks["fp32"]
@@ -185,7 +185,9 @@ def _operations(kernels: Kernels) -> Array:
     """Return the FLOP per kernel, shape (n,)."""
     width = np.where(kernels.table.half, 2, 4)
     elements = kernels.sizes[:, : Size.WRITTEN_BYTES + 1].max(axis=1) / width
-    flops: Array = np.where(kernels.table.kinds < PRODUCTS, kernels.sizes[:, Size.FLOPS], elements)
+    flops: Array = np.where(
+        kernels.table.kinds < PRODUCT_KINDS, kernels.sizes[:, Size.FLOPS], elements
+    )
     return np.maximum(flops, 1.0)
 
 
@@ -201,12 +203,14 @@ def _name(table: KernelTable, i: int) -> str:
         words += f"/{stride}" if stride > 1 else ""
     if which is Pass.FORWARD:
         return words
-    return f"{words}, {which.name.lower().replace('_', ' ') if kind < PRODUCTS else 'backward'}"
+    return (
+        f"{words}, {which.name.lower().replace('_', ' ') if kind < PRODUCT_KINDS else 'backward'}"
+    )
 
 
 def _size(kernels: Kernels, i: int) -> str:
     """Return rows x columns x depth of a product, or the bytes moved by another kernel."""
-    if kernels.table.kinds[i] >= PRODUCTS:
+    if kernels.table.kinds[i] >= PRODUCT_KINDS:
         return f"{number_text(_bytes(kernels)[i] / 2**20, 3)} MiB"
     rows, columns, depth, products = kernels.sizes[i, Size.ROWS :]
     times = f"{products:.0f} of " if products > 1 else ""

@@ -223,7 +223,7 @@ def step_times_ms(
     models those of prefill in fp32. Other errors are those of any inference on held-out cards.
     """
     from trappm.extensions.transformers.model_heads import (
-        OTHERS,
+        OTHER_TIMES,
         errors_of,
         language_model_head,
         transformer_times,
@@ -240,7 +240,7 @@ def step_times_ms(
     others, _ = known_of_others()
     known = transformer_times(device, precision, of_2023=True)  # as the fitted steps are
     any_other = others.step_time[Basis.KERNELS, Phase.INFER]
-    of_token = replace(known or OTHERS, dispatch_us=factors.dispatch_us, copies=factors.copies)
+    of_token = replace(known or OTHER_TIMES, dispatch_us=factors.dispatch_us, copies=factors.copies)
     of_prompt = replace(of_token, products=factors.products * of_token.products, copies=1.0)
     prompt_errors = token_errors = any_other
     if _is_labelled(device, precision):

@@ -45,7 +45,7 @@ with from_extra("transformers", "a transformer"):
 DEFAULT_LENGTH = 2048
 """Default number of tokens per sample, limited to the model's maximum."""
 NOT_MEASURED = "steps with int8, int4 or qlora are predicted, not measured; leave them out"
-_LONGEST_REASON = 200
+_MAX_REASON = 200
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len")
 _TANH = ("gelu_new", "gelu_fast")
 """Activations that Megatron-LM computes in one kernel."""
@@ -390,7 +390,7 @@ def _reasons(model: str) -> Iterator[None]:
             raise InputError(
                 f"transformers has no fused attention for {model}; use {model},eager"
             ) from error
-        reason = " ".join(str(error).split())[:_LONGEST_REASON]
+        reason = " ".join(str(error).split())[:_MAX_REASON]
         raise InputError(
             f"transformers cannot build {model}: {type(error).__name__}: {reason}; fix its "
             "configuration"

@@ -24,7 +24,7 @@ from trappm.extensions.transformers.model_names import is_transformer
 from trappm.learner.heads.physics_heads import Head, Heads, OtherDevices, head_of
 from trappm.learner.interface import Z90, Estimate, TrainedHeads, Workload
 from trappm.learner.physics.prior import Prior
-from trappm.learner.physics.step_time import PRODUCTS, Peak, StepTimePrior, group_rows
+from trappm.learner.physics.step_time import PRODUCT_KINDS, Peak, StepTimePrior, group_rows
 from trappm.learner.stats.calibration import LEVELS, Calibration
 from trappm.profiler.devices.catalogue import DeviceSpec, known_spec, read_name
 from trappm.profiler.models.pool import Attention
@@ -75,10 +75,10 @@ class TransformerTimes:
         for place in range(2):  # forward and backward; the optimizer has other operators
             dispatch_us = slower * self.dispatch_us
             moved[rows["dispatch"].start + place] = log(dispatch_us / spec.dispatch_us)
-        moved[rows["stream"].start + KernelKind.COPY - PRODUCTS] += log(self.copies)
+        moved[rows["stream"].start + KernelKind.COPY - PRODUCT_KINDS] += log(self.copies)
         # Softmax of image models in 16 bits is slow, because its rows are short and odd. Rows of
         # language models reach the bandwidth that they reach in fp32.
-        moved[rows["stream_half"].start + KernelKind.SOFTMAX - PRODUCTS] = 0.0
+        moved[rows["stream_half"].start + KernelKind.SOFTMAX - PRODUCT_KINDS] = 0.0
         return moved
 
 
@@ -118,7 +118,9 @@ OF_2023 = {
 }
 """The same with libraries of 2021 to 2023, as in published runs of Megatron-LM and generation."""
 
-OTHERS = TransformerTimes(attention=FLASH_2, errors=(0.5, 2.0), basis="no step of a language model")
+OTHER_TIMES = TransformerTimes(
+    attention=FLASH_2, errors=(0.5, 2.0), basis="no step of a language model"
+)
 """Factors of other cards in 16 bits."""
 
 
@@ -148,12 +150,12 @@ class LanguageModelHead(Head[Prior]):
         made = super().predict(workloads)
         assert made.low is not None  # noqa: S101  (heads state intervals)
         assert made.high is not None  # noqa: S101
-        low = self._widened(made.median, made.low, self.fast_host, workloads)
-        high = self._widened(made.median, made.high, self.slow_host, workloads)
+        low = self._widen_bound(made.median, made.low, self.fast_host, workloads)
+        high = self._widen_bound(made.median, made.high, self.slow_host, workloads)
         return replace(made, low=low, high=high, log_std=np.log(high / low) / (2 * Z90))
 
     @staticmethod
-    def _widened(
+    def _widen_bound(
         median: Array, bound: Array, other: Prior | None, workloads: Sequence[Workload]
     ) -> Array:
         """Return a bound widened by the effect of another host, assumed independent."""

@@ -179,7 +179,7 @@ class Answerer:
 
             async def predicted(some: Sequence[str] = some) -> list[Answer]:
                 def work() -> list[Answer]:
-                    return _predicted(selection, model, some)
+                    return _predict_on_devices(selection, model, some)
 
                 settings = selection.settings_traced(devices)
                 return await self._traced(
@@ -261,7 +261,9 @@ def named_model(name: str, input_size: int | None) -> RequestedModel:
     return RequestedModel(name=name, key=ModelKey(name, input_size), input_size=input_size)
 
 
-def _predicted(selection: Selection, model: RequestedModel, devices: Sequence[str]) -> list[Answer]:
+def _predict_on_devices(
+    selection: Selection, model: RequestedModel, devices: Sequence[str]
+) -> list[Answer]:
     subject = load_subject(model.key)
     results = []
     for prediction in answer_questions([(selection, subject, device) for device in devices]):

@@ -31,7 +31,7 @@ _DEFAULTS = PredictionSettings.model_validate({})
 
 
 @dataclass(frozen=True)
-class Inquiry:
+class RequestedSteps:
     """Questions of one request, each with its models."""
 
     questions: list[tuple[PredictionSettings, list[RequestedModel]]]
@@ -44,7 +44,7 @@ async def _answerer(request: Request) -> Answerer:
     return answerer
 
 
-async def _read_json(questions: Annotated[PredictionRequests, Body()]) -> Inquiry:
+async def _read_json(questions: Annotated[PredictionRequests, Body()]) -> RequestedSteps:
     """Return the questions; raises InputError for too many models or a path as a name."""
     rows = []
     for question in questions if isinstance(questions, list) else [questions]:
@@ -52,7 +52,7 @@ async def _read_json(questions: Annotated[PredictionRequests, Body()]) -> Inquir
         rows.append((question, [named_model(name, question.input_size) for name in names]))
     if sum(len(models) for _, models in rows) > MAX_LIST:
         raise InputError(f"more than {MAX_LIST} models in one request; send several requests")
-    return Inquiry(list(rows), isinstance(questions, list))
+    return RequestedSteps(list(rows), isinstance(questions, list))
 
 
 async def _read_upload(
@@ -61,16 +61,16 @@ async def _read_upload(
     question: Annotated[
         Json[PredictionSettings], Form(description="Settings, as JSON.")
     ] = _DEFAULTS,
-) -> Inquiry:
+) -> RequestedSteps:
     """Return the upload's question; raises ServingError or ModelFileError (too large, empty)."""
     max_bytes = request.app.state.settings.max_upload_bytes
     upload = await asyncio.to_thread(Upload, file.file, max_bytes)
-    return Inquiry([(question, [upload.model(file.filename, question.input_size)])], False)
+    return RequestedSteps([(question, [upload.model(file.filename, question.input_size)])], False)
 
 
 Service = Annotated[Answerer, Depends(_answerer)]
-JsonInquiry = Annotated[Inquiry, Depends(_read_json)]
-UploadInquiry = Annotated[Inquiry, Depends(_read_upload)]
+JsonSteps = Annotated[RequestedSteps, Depends(_read_json)]
+UploadSteps = Annotated[RequestedSteps, Depends(_read_upload)]
 
 
 @router.get("/healthz")
@@ -93,27 +93,27 @@ async def metrics(answerer: Service) -> Response:
 
 
 @router.post("/v1/predict")
-async def predict(inquiry: JsonInquiry, answerer: Service) -> Response:
+async def predict(requested: JsonSteps, answerer: Service) -> Response:
     """Predict steps as `trappm predict --json`; the response to a list is a list."""
-    return await _predictions(inquiry, answerer)
+    return await _predictions(requested, answerer)
 
 
 @router.post("/v1/predict/upload", form_limits={"max_files": 1, "max_fields": 4})
-async def predict_upload(inquiry: UploadInquiry, answerer: Service) -> Response:
+async def predict_upload(requested: UploadSteps, answerer: Service) -> Response:
     """Predict a step of an uploaded ONNX file."""
-    return await _predictions(inquiry, answerer)
+    return await _predictions(requested, answerer)
 
 
 @router.post("/v1/compare")
-async def compare(inquiry: JsonInquiry, answerer: Service) -> Response:
+async def compare(requested: JsonSteps, answerer: Service) -> Response:
     """Compare devices (default: all GPUs), as `trappm compare --json`."""
-    return await _comparisons(inquiry, answerer)
+    return await _comparisons(requested, answerer)
 
 
 @router.post("/v1/compare/upload", form_limits={"max_files": 1, "max_fields": 4})
-async def compare_upload(inquiry: UploadInquiry, answerer: Service) -> Response:
+async def compare_upload(requested: UploadSteps, answerer: Service) -> Response:
     """Compare devices (default: all GPUs) for an uploaded ONNX file."""
-    return await _comparisons(inquiry, answerer)
+    return await _comparisons(requested, answerer)
 
 
 @router.post("/v1/roofline")
@@ -156,18 +156,18 @@ async def reload(answerer: Service) -> dict[str, Any]:
     return {"changed": changed, "snapshots": answerer.snapshots.ids}
 
 
-async def _predictions(inquiry: Inquiry, answerer: Answerer) -> Response:
+async def _predictions(requested: RequestedSteps, answerer: Answerer) -> Response:
     replies = []
-    for question, models in inquiry.questions:
+    for question, models in requested.questions:
         answers = await answerer.predict(question, models)
         several = question.devices is not None or isinstance(getattr(question, "model", ""), list)
         replies.append(_list(answers) if several else answers[0].json)
-    return _reply(inquiry, replies)
+    return _reply(requested, replies)
 
 
-async def _comparisons(inquiry: Inquiry, answerer: Answerer) -> Response:
+async def _comparisons(requested: RequestedSteps, answerer: Answerer) -> Response:
     replies = []
-    for question, models in inquiry.questions:
+    for question, models in requested.questions:
         everywhere = question.device is None and question.devices in (None, "all")
         wanted = question.model_copy(update={"devices": "all"}) if everywhere else question
         answers = await answerer.predict(wanted, models)
@@ -180,11 +180,11 @@ async def _comparisons(inquiry: Inquiry, answerer: Answerer) -> Response:
             b'{"predictions": %b, "best": %b, "left_out": %b}'
             % (_list(answers), best, _dump(left_out))
         )
-    return _reply(inquiry, replies)
+    return _reply(requested, replies)
 
 
-def _reply(inquiry: Inquiry, replies: list[bytes]) -> Response:
-    return _json(b"[%b]" % b", ".join(replies) if inquiry.is_list else replies[0])
+def _reply(requested: RequestedSteps, replies: list[bytes]) -> Response:
+    return _json(b"[%b]" % b", ".join(replies) if requested.is_list else replies[0])
 
 
 def _list(answers: list[Answer]) -> bytes:

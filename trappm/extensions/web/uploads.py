@@ -143,7 +143,7 @@ class ModelTracer:
         rows = tuple(settings)
 
         def work(until_s: float) -> None:
-            trace_and_cache(model.key, self._outside(model, until_s), rows, phase)
+            trace_and_cache(model.key, self._outside_tracer(model, until_s), rows, phase)
 
         await self._in_flight.wait(
             (model.key, rows, phase), lambda: self._run_in_thread(model.name, work)
@@ -156,11 +156,11 @@ class ModelTracer:
 
         def work(until_s: float) -> Trace:
             how = TraceSettings.of(settings)
-            return self._outside(model, until_s).trace(how, phase, batch_size, True)
+            return self._outside_tracer(model, until_s).trace(how, phase, batch_size, True)
 
         return await self._run_in_thread(model.name, work)
 
-    def _outside(self, model: RequestedModel, until_s: float) -> OutsideTracer:
+    def _outside_tracer(self, model: RequestedModel, until_s: float) -> OutsideTracer:
         inner = (
             NameTracer(model.name, model.input_size)
             if model.path is None

@@ -20,7 +20,7 @@ from trappm.store import Home, LabelFilter
 router = APIRouter(prefix="/api", tags=["page"])
 
 Page = Annotated[int, Query(ge=1, le=10_000)]
-Size = Annotated[int, Query(ge=1, le=facts.LARGEST_PAGE)]
+Size = Annotated[int, Query(ge=1, le=facts.MAX_PAGE)]
 ShortText = Annotated[str | None, Query(max_length=200)]
 
 
