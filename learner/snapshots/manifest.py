@@ -217,7 +217,7 @@ class Manifest(_Record):
 FORMAT = "trappm-snapshot"
 FORMAT_VERSION = 5
 """5: residuals are Gaussian processes alone."""
-OTHERS_FILE = "other-devices.safetensors"
+OTHER_DEVICES_FILE = "other-devices.safetensors"
 """File with the constants of cards without labels."""
 MANIFEST = "manifest.json"
 

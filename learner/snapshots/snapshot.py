@@ -39,7 +39,7 @@ from trappm.learner.snapshots.manifest import (
     FORMAT_VERSION,
     MANIFEST,
     NAME,
-    OTHERS_FILE,
+    OTHER_DEVICES_FILE,
     Manifest,
     PresetEntry,
     entries,
@@ -272,7 +272,7 @@ def save_snapshot(
         raise SnapshotError(f"there is no head for the source device {source_device!r} to save")
     contents = _contents(encoder, heads)
     if others is not None:
-        contents[OTHERS_FILE] = _save(others.tensors())
+        contents[OTHER_DEVICES_FILE] = _save(others.tensors())
     own = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
@@ -341,8 +341,8 @@ def load_snapshot(folder: Path) -> Snapshot:
             for device, phases in manifest.heads.items()
         }
         others = None
-        if OTHERS_FILE in contents:
-            others = OtherDevices.from_tensors(load_tensors(contents[OTHERS_FILE]))
+        if OTHER_DEVICES_FILE in contents:
+            others = OtherDevices.from_tensors(load_tensors(contents[OTHER_DEVICES_FILE]))
     except _MISFITS as error:
         raise _misfit(str(folder), error) from error
     return Snapshot(

@@ -18,7 +18,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from trappm.learner.snapshots.manifest import MANIFEST, OTHERS_FILE, read_manifest
+from trappm.learner.snapshots.manifest import MANIFEST, OTHER_DEVICES_FILE, read_manifest
 from trappm.profiler.devices.catalogue import (
     card_capacity_mib,
     card_keys,
@@ -193,7 +193,7 @@ def key_among(manifests: Sequence[Manifest], name: object) -> str:
     return device_key(
         name,
         {key for manifest in manifests for key in manifest.heads},
-        catalogued=any(OTHERS_FILE in manifest.files for manifest in manifests),
+        catalogued=any(OTHER_DEVICES_FILE in manifest.files for manifest in manifests),
         cards={key: card_behind(manifests, key) for m in manifests for key in m.cards},
     )
 
@@ -307,7 +307,7 @@ def catalogue_keys(manifests: Sequence[Manifest]) -> list[str]:
 
     Empty if no snapshot predicts cards without heads.
     """
-    if not any(OTHERS_FILE in manifest.files for manifest in manifests):
+    if not any(OTHER_DEVICES_FILE in manifest.files for manifest in manifests):
         return []
     names = dict.fromkeys(f"{card.name.model}-{card.memory_gb:g}gb" for card in cards())
     return [key_among(manifests, name) for name in names]
