@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from trappm.learner.snapshots.promotion import Promotion
     from trappm.learner.snapshots.registry import Registry
 
-Listing = list
-"""The built-in list, which `list` hides in this module."""
-
 
 @dataclass(frozen=True)
 class SnapshotListing:
@@ -58,7 +55,7 @@ def list(registry: str | None = None) -> Sequence[SnapshotListing]:  # noqa: A00
     Args:
         registry: Folder or URL (default: the snapshots of TRAPPM_HOME and the shipped one).
     """
-    return listings(registry_at(registry), with_shipped=registry is None)
+    return list_snapshots(registry_at(registry), with_shipped=registry is None)
 
 
 def pull(name: str = "latest", registry: str | None = None, to: Path | None = None) -> Path:
@@ -145,7 +142,7 @@ def registry_at(location: str | None) -> Registry:
     return local_registry() if location is None else Registry(location)
 
 
-def listings(registry: Registry, *, with_shipped: bool) -> Listing[SnapshotListing]:
+def list_snapshots(registry: Registry, *, with_shipped: bool) -> Sequence[SnapshotListing]:
     """Return the whole snapshots of a registry, the latest first and the shipped one last."""
     aliases = registry.aliases()
     rows = []
@@ -172,7 +169,7 @@ def labels_by_provenance(manifest: Manifest) -> dict[str, int]:
 _ERRORS = ("count", "mape", "median_ape", "coverage", "within_10_percent", "rmse")
 
 
-def head_rows(manifest: Manifest) -> Listing[dict[str, Any]]:
+def head_rows(manifest: Manifest) -> Sequence[dict[str, Any]]:
     """Return one row per device, phase and metric of a snapshot.
 
     Returns:

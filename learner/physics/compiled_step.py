@@ -50,12 +50,14 @@ PARTS = (
 """Parts of a step with a constant each: the logarithm of their time relative to the eager prior."""
 SPREAD = 0.15
 """Deviation of each constant before any label; a round number."""
+_AT = {part: at for at, part in enumerate(PARTS)}
+"""Column of each part."""
 _STREAM_PARTS = {
-    KernelKind.ELEMENTWISE: 5,
-    KernelKind.BATCH_NORM: 5,
-    KernelKind.LAYER_NORM: 7,
-    KernelKind.SOFTMAX: 7,
-    KernelKind.REDUCTION: 8,
+    KernelKind.ELEMENTWISE: "pointwise",
+    KernelKind.BATCH_NORM: "pointwise",
+    KernelKind.LAYER_NORM: "norm",
+    KernelKind.SOFTMAX: "norm",
+    KernelKind.REDUCTION: "reduction",
 }
 """Part by kind of a memory-bound kernel; others are strided."""
 
@@ -73,12 +75,14 @@ def part_times(prior: StepTimePrior, workloads: Sequence[Workload]) -> Array:
     result = torch.zeros(len(workloads), len(PARTS), dtype=torch.float64)
     kinds = terms.products.base // PASSES
     is_last = (terms.products.last > 0) & (kinds <= KernelKind.DEPTHWISE)
-    places = torch.where(is_last, kinds, 4)
+    places = torch.where(is_last, kinds, _AT["other products"])
     result.index_put_((terms.products.owner, places), times.products, accumulate=True)
-    of_kind = torch.tensor([_STREAM_PARTS.get(k, 6) for k in KernelKind if k >= PRODUCT_KINDS])
+    of_kind = torch.tensor(
+        [_AT[_STREAM_PARTS.get(k, "strided")] for k in KernelKind if k >= PRODUCT_KINDS]
+    )
     places = of_kind[terms.streams.kind]
     result.index_put_((terms.streams.owner, places), times.streams, accumulate=True)
-    result[:, -2], result[:, -1] = times.host, times.step
+    result[:, _AT["host"]], result[:, _AT["step"]] = times.host, times.step
     values: Array = result.numpy()
     return values
 
@@ -97,9 +101,10 @@ class CompiledStep:
     def log_times(self, parts: Array) -> Array:
         """Return the logarithm of the step time in ms (n) from times by part (n, parts)."""
         scaled = parts * np.exp(self.constants)
-        both = np.stack([scaled[:, :-2].sum(1), scaled[:, -2]]).clip(min=MIN_MS)
+        host, step = scaled[:, _AT["host"]], scaled[:, _AT["step"]]
+        both = np.stack([scaled[:, : _AT["host"]].sum(1), host]).clip(min=MIN_MS)
         busy = np.exp(np.logaddexp(*(SHARPNESS * np.log(both))) / SHARPNESS)
-        values: Array = np.log(busy + scaled[:, -1])
+        values: Array = np.log(busy + step)
         return values
 
     def refit(self, parts: Array, log_values: Array) -> CompiledStep:

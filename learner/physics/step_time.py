@@ -895,7 +895,7 @@ class DeviceFit:
         solved: Tensor = torch.linalg.solve(covariance, errors + slopes @ shift / weight)
         return shift + slopes.T @ solved - shift / weight
 
-    def _unsure(self) -> Tensor:
+    def _posterior_variances(self) -> Tensor:
         """Return the posterior variance of the shifts (c)."""
         errors, slopes = self._linear()
         self._noise = noise_scale(errors, self._noise)
@@ -903,8 +903,8 @@ class DeviceFit:
         if len(errors) > len(self._shift):
             precision = slopes.T @ (slopes / variances[:, None])
             precision.diagonal().add_(1.0)
-            unsure: Tensor = torch.linalg.inv(precision).diagonal()
-            return unsure
+            posterior: Tensor = torch.linalg.inv(precision).diagonal()
+            return posterior
         inverse: Tensor = torch.linalg.inv(torch.diag(variances) + slopes @ slopes.T)
         return 1.0 - (slopes * (inverse @ slopes)).sum(0)
 
@@ -913,12 +913,12 @@ class DeviceFit:
 
         One device says nothing about the spread of a group of one common constant.
         """
-        unsure, learned = self._unsure(), first.clone()
+        posterior, learned = self._posterior_variances(), first.clone()
         for group, rows in group_rows():
             if not group.common:
                 scale = self.spreads[rows] / first[rows]
                 moved = float(((self._shift[rows] * scale) ** 2).sum())
-                determined = float((1.0 - unsure[rows]).sum())
+                determined = float((1.0 - posterior[rows]).sum())
                 learned[rows] *= spread_factor(moved, determined, *CHANGES)
         self._shift, self.spreads = self._shift * self.spreads / learned, learned
 

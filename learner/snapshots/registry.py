@@ -176,7 +176,7 @@ class Registry:
         return list(dict.fromkeys(_snapshot_of(move) for move in reversed(self._moves(alias))))
 
     def _moves(self, alias: str) -> list[str]:
-        """Return the names of an alias' entries; a name alone has time and id of a move."""
+        """Return the file names `<time>-<id>.json` of an alias: when it moved, and where to."""
         return [x for x in self._names(f"{self._root}/{ALIASES}/{alias}") if _is_entry(x)]
 
     def push(self, folder: Path) -> str:

@@ -19,7 +19,7 @@ from trappm.learner.snapshots.registry import Registry
 from trappm.learner.snapshots.snapshot import load_snapshot
 from trappm.prediction.selection import SHIPPED
 from trappm.profiler.errors import MissingLibraryError, SnapshotError
-from trappm.snapshots import head_rows, listings
+from trappm.snapshots import head_rows, list_snapshots
 
 ODD = (5, "x", None, [], {}, [[1]], {"a": 5}, True, -1, 10**400, 1e308, 10**9)
 
@@ -95,7 +95,7 @@ def test_odd_manifest_fields_do_not_hide_other_snapshots(place, shipped):
             continue
         for odd in odd_values(number):
             name = put(place, changed(shipped, path, odd))
-            rows = {row.id: row for row in listings(registry, with_shipped=False)}
+            rows = {row.id: row for row in list_snapshots(registry, with_shipped=False)}
             assert rows[good].damage is None
             if damage := rows[name].damage:
                 assert "\n" not in damage
@@ -168,7 +168,7 @@ def test_an_unreadable_alias_entry_does_not_hide_the_alias(place, content):
     os.mkfifo(entry) if content is None else entry.write_bytes(content)
     assert registry.aliases() == {"stable": name}
     assert registry.resolve("stable") == name
-    assert [row.id for row in listings(registry, with_shipped=False)] == [name]
+    assert [row.id for row in list_snapshots(registry, with_shipped=False)] == [name]
     with pytest.raises(SnapshotError, match=entry.name):
         registry.history("stable")
 

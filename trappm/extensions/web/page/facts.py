@@ -27,7 +27,7 @@ from trappm.profiler.records import (
     Provenance,
 )
 from trappm.reports.campaign_facts import campaign_facts, campaign_rows
-from trappm.snapshots import head_rows, listings
+from trappm.snapshots import head_rows, list_snapshots
 from trappm.store import LabelFilter, Store
 
 PACE_ATTEMPTS = 20_000
@@ -206,7 +206,7 @@ def labels_file(store: Store, wanted: LabelFilter, *, sort: str, kind: str) -> s
 
 def snapshots() -> list[dict[str, Any]]:
     """Return one row per snapshot, the latest first, the shipped one last."""
-    return [asdict(row) for row in listings(local_registry(), with_shipped=True)]
+    return [asdict(row) for row in list_snapshots(local_registry(), with_shipped=True)]
 
 
 def snapshot(store: Store, name: str) -> dict[str, Any]:
