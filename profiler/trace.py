@@ -73,7 +73,7 @@ def trace(
         UnevenSizesError, BatchOrderError: Its sizes do not grow evenly with the batch, and there is
             no batch size.
     """
-    step = _Step(model, _inputs(model, inputs), inputs, phase, loss, with_origins)
+    step = _StepToTrace(model, _inputs(model, inputs), inputs, phase, loss, with_origins)
     made = step.traced(settings._replace(execution=Execution.EAGER), batch_size)
     if settings.execution is Execution.EAGER or made.kernels is None:
         return made
@@ -93,7 +93,7 @@ def _inputs(model: str | nn.Module, inputs: int | Inputs) -> Inputs:
 
 
 @dataclass(frozen=True)
-class _Step:
+class _StepToTrace:
     """A step to trace, in any settings and at any batch sizes."""
 
     model: str | nn.Module

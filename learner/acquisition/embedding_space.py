@@ -20,7 +20,7 @@ from trappm.learner.acquisition.pool_covariance import (
     PoolCovariance,
     embedding_points,
 )
-from trappm.learner.acquisition.request import AcquisitionRequest, Pick, explain
+from trappm.learner.acquisition.request import AcquisitionRequest, Pick, explain_picks
 from trappm.learner.gaussian_process import matern32, nystroem_root
 from trappm.learner.interface import Array, FloatArray
 from trappm.profiler.errors import InputError
@@ -40,7 +40,7 @@ class MostUncertain:
         if request.uncertainty is None:
             raise InputError("uncertainty needs trained heads; begin with another strategy")
         order = np.argsort(-request.uncertainty[request.open], kind="stable")
-        return explain(request, request.open[order[: request.count]].tolist())
+        return explain_picks(request, request.open[order[: request.count]].tolist())
 
 
 def embedding_covariance(request: AcquisitionRequest) -> PoolCovariance:

@@ -23,7 +23,7 @@ import numpy as np
 
 from trappm.learner.acquisition.embedding_space import embedding_covariance
 from trappm.learner.acquisition.pool_covariance import PoolCovariance, PoolPosterior, narrow
-from trappm.learner.acquisition.request import AcquisitionRequest, Pick, explain
+from trappm.learner.acquisition.request import AcquisitionRequest, Pick, explain_picks
 from trappm.learner.acquisition.strategies import Representation
 from trappm.learner.interface import Array
 
@@ -89,7 +89,7 @@ class PoolReduction:
                 reasons[name].append(float(shares[name][best]))
                 for measure in measures:
                     measure.learn(best)
-        return explain(request, chosen, **reasons)
+        return explain_picks(request, chosen, **reasons)
 
     def _worth(self, request: AcquisitionRequest) -> Array:
         """Return the factor of each configuration for cost and risk (n)."""

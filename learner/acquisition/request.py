@@ -106,7 +106,7 @@ class Strategy(Protocol):
         """
 
 
-def explain(
+def explain_picks(
     request: AcquisitionRequest, chosen: Sequence[int], **reasons: Sequence[float]
 ) -> list[Pick]:
     """Return picks with their reasons.

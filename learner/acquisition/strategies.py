@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from trappm.learner.acquisition.request import AcquisitionRequest, Pick, explain
+from trappm.learner.acquisition.request import AcquisitionRequest, Pick, explain_picks
 from trappm.learner.gaussian_process import matern32
 from trappm.learner.interface import Array, FloatArray, IntArray
 
@@ -23,7 +23,7 @@ class RandomChoice:
 
     def select(self, request: AcquisitionRequest) -> list[Pick]:
         chosen = request.generator.permutation(request.open)[: request.count]
-        return explain(request, chosen.tolist())
+        return explain_picks(request, chosen.tolist())
 
 
 class Representation:

@@ -141,12 +141,12 @@ class PresetEntry(_Record):
     head: dict[str, bool | _Number | _Short | Annotated[list[int], Field(max_length=32)]]
 
 
-class _Labels(_Record):
+class _LabelCounts(_Record):
     counts: dict[str, dict[str, _Count]]
     sha256: _Sha256
 
 
-class _Source(_Record):
+class _LabelSource(_Record):
     labels: _Count
     file: _Short
     source: _Short
@@ -180,13 +180,13 @@ class Manifest(_Record):
     heads: dict[_Name, dict[Phase, HeadEntry]]
     source_device: _Name
     preset: PresetEntry
-    training_labels: _Labels
+    training_labels: _LabelCounts
     units: _ShortTexts
     feature_schema: _ShortTexts
     versions: _ShortTexts
     errors: dict[str, dict[Phase, dict[_Metric, MetricErrors]]] | None = None
     """Errors by device and phase; equal for phases that were judged together."""
-    sources: list[_Source] = []
+    sources: list[_LabelSource] = []
     campaign: _Short | None = None
     compiled: dict[_Name, dict[Phase, CompiledRatio]] = {}
     """Ratios of compiled steps by device and phase."""

@@ -149,7 +149,9 @@ class Measurer:
             "lock_timeout_s": self._lock_timeout_s,
             "run": self._run,
         }
-        progress = _Progress(self._lock_timeout_s + _GRACE_S, protocol.timeout_s, on_phase=on_phase)
+        progress = _ChildProgress(
+            self._lock_timeout_s + _GRACE_S, protocol.timeout_s, on_phase=on_phase
+        )
         failure = self._attempt_alone(request, progress, device)
         if progress.result is not None:
             return Measurement.from_dict(progress.result)
@@ -170,7 +172,7 @@ class Measurer:
         return _with_memory_limits(unexplained)
 
     def _attempt_alone(
-        self, request: dict[str, Any], progress: _Progress, device: Device
+        self, request: dict[str, Any], progress: _ChildProgress, device: Device
     ) -> _Failure:
         """Run an attempt while no other runs; failures of the server count too."""
         with self._one_at_a_time:
@@ -188,7 +190,9 @@ class Measurer:
                 return _host_ran_out(failure.phase, message, device)
             return failure
 
-    def _attempt(self, request: dict[str, Any], progress: _Progress, device: Device) -> _Failure:
+    def _attempt(
+        self, request: dict[str, Any], progress: _ChildProgress, device: Device
+    ) -> _Failure:
         """Run one child to its end; the failure counts only without a result."""
         child = self._server.fork(_ATTEMPT, request)
         try:
@@ -266,7 +270,7 @@ class _Failure:
 
 
 @dataclass
-class _Progress:
+class _ChildProgress:
     """Phase and deadline of a child."""
 
     lock_timeout_s: float

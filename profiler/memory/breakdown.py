@@ -115,7 +115,7 @@ def break_down(
         kept_gradients: Indices of the parameters whose gradients of an earlier pass exist
             throughout the step.
     """
-    peak = _Peak.of(allocations, batch_size)
+    peak = _PeakMoment.of(allocations, batch_size)
     weights = int(allocations.parameter_bytes.sum() + allocations.buffer_bytes.sum())
     kept_bytes = int(allocations.parameter_bytes[list(kept_gradients)].sum())
     is_of_logits = _of_logits(origins, peak.block_sizes)
@@ -162,7 +162,7 @@ def break_down(
 
 
 @dataclass(frozen=True)
-class _Peak:
+class _PeakMoment:
     """The moment of a trace at which most bytes are alive."""
 
     event: int

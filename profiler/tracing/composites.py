@@ -33,7 +33,7 @@ def decompose(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return func._op_dk(_KEY.CompositeImplicitAutograd, *args, **kwargs)
 
 
-class _Kernels:
+class _CompositeKernels:
     """Kernels of composite operators of the meta device; the first trace registers them.
 
     Each thread has its own recorder; in others, operators run as PyTorch runs them.
@@ -83,4 +83,4 @@ def _composites() -> tuple[Any, ...]:
     return tuple(composites)
 
 
-KERNELS = _Kernels()
+KERNELS = _CompositeKernels()

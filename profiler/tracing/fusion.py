@@ -213,7 +213,7 @@ def _pointwise_kind(kinds: Sequence[int]) -> KernelKind:
 
 
 @dataclass(eq=False)
-class _Group:
+class _FusedNodes:
     """Nodes of one kernel. Sets of nodes are bits of integers."""
 
     nodes: int
@@ -232,8 +232,8 @@ class _Fusion:
 
     def __init__(self, nodes: Sequence[KernelNode]) -> None:
         self._nodes = nodes
-        self._group_of: list[_Group] = []
-        self._groups: set[_Group] = set()
+        self._group_of: list[_FusedNodes] = []
+        self._groups: set[_FusedNodes] = set()
         self._flow = Flow.of(nodes)
 
     def groups(self) -> list[list[int]]:
@@ -250,7 +250,7 @@ class _Fusion:
                     for reader in self._flow.readers[contents]:
                         if reader < i:
                             self._try(i, reader, produces=False)
-        members: dict[_Group, list[int]] = defaultdict(list)
+        members: dict[_FusedNodes, list[int]] = defaultdict(list)
         for i, group in enumerate(self._group_of):
             members[group].append(i)
         return list(members.values())
@@ -264,7 +264,7 @@ class _Fusion:
                 before |= group.nodes | group.before
         kept = {node.kept} if node.role is FusionRole.REDUCTION else set[int]()
         fuses = node.role is not FusionRole.EXTERN
-        group = _Group(1 << i, before, node.elements, kept, node.backward, fuses)
+        group = _FusedNodes(1 << i, before, node.elements, kept, node.backward, fuses)
         self._group_of.append(group)
         self._groups.add(group)
 
@@ -285,7 +285,7 @@ class _Fusion:
         if (matches or inlined) and is_small and not self._is_between(earlier, later):
             self._merge(earlier, later, node.elements if inlined else earlier.elements)
 
-    def _only_for(self, earlier: _Group, later: _Group) -> bool:
+    def _only_for(self, earlier: _FusedNodes, later: _FusedNodes) -> bool:
         """Return whether nothing else reads the results of a group."""
         both = earlier.nodes | later.nodes
         return all(
@@ -295,16 +295,16 @@ class _Fusion:
             for reader in self._flow.readers.get(contents, ())
         )
 
-    def _is_between(self, earlier: _Group, later: _Group) -> bool:
+    def _is_between(self, earlier: _FusedNodes, later: _FusedNodes) -> bool:
         """Return whether a path from one group to the other leads over a third."""
         both = earlier.nodes | later.nodes
         between = (earlier.before | later.before) & ~both
         return any(self._group_of[i].before & both for i in _bits(between))
 
-    def _merge(self, one: _Group, other: _Group, elements: int) -> None:
+    def _merge(self, one: _FusedNodes, other: _FusedNodes, elements: int) -> None:
         nodes = one.nodes | other.nodes
         before = (one.before | other.before) & ~nodes
-        merged = _Group(nodes, before, elements, one.kept | other.kept, one.backward, True)
+        merged = _FusedNodes(nodes, before, elements, one.kept | other.kept, one.backward, True)
         self._groups -= {one, other}
         for group in self._groups:
             if group.before & nodes:

@@ -9,7 +9,7 @@ from trappm.profiler.devices.cpu import CpuDevice
 from trappm.profiler.devices.gpu.cuda import CudaDevice
 from trappm.profiler.errors import DeviceError, UnsupportedModelError
 from trappm.profiler.measuring.attempt import attempt, others_had_memory
-from trappm.profiler.measuring.isolation import _host_ran_out, _Progress
+from trappm.profiler.measuring.isolation import _ChildProgress, _host_ran_out
 from trappm.profiler.records import Configuration, Measurement, Outcome, Protocol
 
 HERE = "test_attempt:fail"
@@ -154,7 +154,7 @@ def test_batch_norm_of_one_pixel_is_unsupported(cuda, tmp_path):
 
 
 def test_device_that_is_never_ready_is_the_workers_failure():
-    progress = _Progress(lock_timeout_s=100.0, timeout_s=7.0)
+    progress = _ChildProgress(lock_timeout_s=100.0, timeout_s=7.0)
     assert "never got to its lock" in progress.timeout_failure().message
     progress.follow(iter([{"environment": {"host": "a"}}]))  # its first words: it has the lock
     assert progress.deadline - progress.begin == pytest.approx(7.0)

@@ -265,7 +265,7 @@ _GRACE_S = 0.2
 
 
 @dataclass(frozen=True)
-class _Phase:
+class _RankPhase:
     name: str
 
 
@@ -353,7 +353,7 @@ class RankProcesses:
                 except (EOFError, ConnectionResetError):
                     wait([rank.process])
                     self._exit_like(rank)
-                if isinstance(answer, _Phase):
+                if isinstance(answer, _RankPhase):
                     self._phase = answer.name
                     enter(answer.name)
                 elif isinstance(answer, Findings):
@@ -408,7 +408,7 @@ def _run_rank(
         nonlocal phase
         phase = name
         if settings.rank == 0:
-            connection.send(_Phase(name))
+            connection.send(_RankPhase(name))
 
     try:
         end_with(parent)

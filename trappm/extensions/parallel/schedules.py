@@ -234,7 +234,7 @@ def _fsdp(work: StepWork, group: RankGroup, passes: int) -> _Timeline:
     gathers = [group.all_gather_ms(size) for size in blocks]
     reductions = [group.reduce_scatter_ms(work.trained_share * size) for size in blocks]
     root_ms = group.all_gather_ms(work.root_bytes)
-    line = _Line()
+    line = _Streams()
     for number in range(passes):
         line.gather(root_ms)
         line.passes(gathers, work.forward_ms * shares, [0.0] * len(blocks))
@@ -248,7 +248,7 @@ def _fsdp(work: StepWork, group: RankGroup, passes: int) -> _Timeline:
     return _Timeline(end + slowed_ms + work.update_ms + work.fixed_ms, line.communication_ms)
 
 
-class _Line:
+class _Streams:
     """Compute and communication streams of a rank, in ms from the start."""
 
     def __init__(self) -> None:
