@@ -137,7 +137,7 @@ def _call_patiently(do: Callable[[], _Result], tell: Callable[[str], None]) -> _
         time.sleep(POLL_S)
 
 
-# What others see of it.
+# Progress, for others who follow it.
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The rules of a campaign: its next job, when it stops, and how many GPUs it takes.
+"""The rules of a campaign: its next job, its end, and its share of GPUs.
 
 All are pure functions of what SQL says and of what the campaign's learner knows.
 
@@ -305,7 +305,7 @@ def _is_short(
     return count <= at_once or 0 < count * mean_s / at_once <= _MARGIN * learner.training_s
 
 
-# When the campaign stops.
+# Stop rules.
 
 
 @dataclass(frozen=True)
@@ -440,7 +440,7 @@ def _time_text(at: datetime.datetime) -> str:
     return f"{at.astimezone(datetime.UTC):%Y-%m-%d %H:%M} UTC"
 
 
-# How many GPUs it takes, and how long.
+# Shares of GPUs, and the time to go.
 
 
 @dataclass(frozen=True)

@@ -263,7 +263,7 @@ def launch(url, campaign_id, plan):
     home = Home(Path(os.environ["TRAPPM_HOME"]))
     with Store.open(url) as store:
         follower = Follower(store, campaign_id)
-        actor = trappm.cluster.launch._start(store, home, campaign_id, plan, "auto", print)
+        actor = trappm.cluster.launch._start_actor(store, home, campaign_id, plan, "auto", print)
         end = trappm.cluster.launch._follow(
             store, follower, actor, lambda progress: None, is_detached=True, until_begun=True
         )
