@@ -26,7 +26,7 @@ from trappm.learner.acquisition import (
     strategy_named,
 )
 from trappm.learner.acquisition.pool_knowledge import PoolKnowledge, probability_above
-from trappm.learner.acquisition.request import AcquisitionRequest, Pick, explain
+from trappm.learner.acquisition.request import AcquisitionRequest, Pick, explain_picks
 from trappm.learner.acquisition.strategies import RandomChoice
 from trappm.learner.interface import Estimate, Estimator, Model
 from trappm.learner.paper.training import seed_torch
@@ -88,7 +88,7 @@ class BmdalLcmd:
                 selection_method="lcmd",
                 sel_with_train=True,
             )
-        return explain(request, request.open[chosen.numpy()].tolist())
+        return explain_picks(request, request.open[chosen.numpy()].tolist())
 
 
 def _network(points: torch.Tensor, request: AcquisitionRequest) -> nn.Module:

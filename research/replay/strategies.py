@@ -18,7 +18,7 @@ from scipy.cluster.vq import kmeans2  # type: ignore[import-untyped]
 from torch import Tensor, nn
 
 from trappm.learner.acquisition.pool_variance import PoolReduction
-from trappm.learner.acquisition.request import AcquisitionRequest, Pick, Strategy, explain
+from trappm.learner.acquisition.request import AcquisitionRequest, Pick, Strategy, explain_picks
 from trappm.learner.acquisition.strategies import Representation
 from trappm.learner.gaussian_process import pairwise
 from trappm.learner.heads.physics_heads import Head
@@ -77,7 +77,7 @@ class Stratified:
             had[name] += 1
             if not remaining[name]:
                 del remaining[name]
-        return explain(request, chosen)
+        return explain_picks(request, chosen)
 
 
 class FacilityLocation:
@@ -95,7 +95,7 @@ class FacilityLocation:
             wanted[best] = False
             chosen.append(best)
             pool.learn(best)
-        return explain(request, chosen)
+        return explain_picks(request, chosen)
 
 
 class Clusters:
@@ -116,7 +116,7 @@ class Clusters:
             members = request.open[families == name]
             chosen += _medoids(request.points, members, count, request.generator)
         order = request.generator.permutation(len(chosen))
-        return explain(request, [chosen[i] for i in order])
+        return explain_picks(request, [chosen[i] for i in order])
 
 
 def _medoids(
@@ -177,7 +177,7 @@ class Lcmd:
             chosen.append(best)
             open_[best] = False
             join(best, number)
-        return explain(request, chosen)
+        return explain_picks(request, chosen)
 
 
 class Distances:

@@ -6,7 +6,7 @@ import pytest
 from fake_ray import PENDING, FakeRay
 from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError, RuntimeEnvSetupError
 
-from trappm.cluster.campaign import learner as module
+from trappm.cluster.campaign import learner_handle as module
 from trappm.cluster.campaign.learner_handle import LearnerHandle
 from trappm.profiler.errors import CampaignError
 

@@ -50,7 +50,7 @@ def published(learner, folder):
 def test_unsuccessful_transfer_is_not_published(learner, tmp_path, monkeypatch):
     lost = {"step_time_ms": TransferErrors(9.0, 7.0), "memory_mib": TransferErrors(3.0, 4.0)}
     monkeypatch.setattr(campaign_learner, "cross_validate", lambda *_: lost)
-    transferred, scratch = learner._heads["cpu-1t"], learner._scratch["cpu-1t"]
+    transferred, scratch = learner._heads["cpu-1t"], learner._scratch_heads["cpu-1t"]
     notes, snapshot = published(learner, tmp_path / "lost")
     (note,) = notes
     assert note == (
