@@ -51,7 +51,7 @@ from ownership_scenarios import (
 
 import trappm.cluster.campaign.profiler_pool
 from trappm.cluster import ray_runtime, trace_tasks
-from trappm.cluster.campaign import learner as learner_actor
+from trappm.cluster.campaign import learner_handle as learner_actor
 from trappm.cluster.campaign.process import has_live_owner
 from trappm.cluster.launch import order_stop
 from trappm.profiler.errors import CampaignError
