@@ -520,7 +520,9 @@ def _epsilon(call: NodeCall) -> float:
 def _layer_norm(call: NodeCall) -> Tensor:
     x = call.tensor()
     shape = x.shape[call.axis(-1) % x.dim() :]
-    weight, bias = (None if t is None else t.reshape(shape) for t in map(call.optional_tensor, (1, 2)))
+    weight, bias = (
+        None if t is None else t.reshape(shape) for t in map(call.optional_tensor, (1, 2))
+    )
     return F.layer_norm(x, shape, weight, bias, _epsilon(call))
 
 
