@@ -293,7 +293,7 @@ def test_the_schema_describes_the_questions(server):
     assert {"/v1/predict", "/v1/compare", "/v1/snapshot", "/metrics"} <= set(schema["paths"])
     upload = schema["paths"]["/v1/predict/upload"]["post"]["requestBody"]["content"]
     assert set(upload) == {"multipart/form-data"}
-    fields = set(schema["components"]["schemas"]["Question"]["properties"])
+    fields = set(schema["components"]["schemas"]["PredictionRequest"]["properties"])
     arguments = set(inspect.signature(trappm.predict).parameters)
     of_python = {
         "example_input", "targets", "loss", "labels", "sequence_length", "trace_seconds",
