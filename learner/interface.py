@@ -121,7 +121,7 @@ class Workload:
     def static_features(self) -> Array:
         """Those of the graph, not scaled, and then how its step is run (f)."""
         settings = (
-            self.precision is not Precision.FP32,
+            not self.precision.is_fp32,
             (self.precision is Precision.AMP_BF16) + 2 * (self.precision is Precision.BF16),
             self.memory_format is MemoryFormat.CHANNELS_LAST,
             self.phase is Phase.INFER,

@@ -290,7 +290,7 @@ class TraceSettings(NamedTuple):
     def of(cls, settings: StepSettings, *, fused_attention: bool = True) -> Self:
         """Return the settings of a step without its optimizer."""
         precision, memory_format, _, execution = settings
-        return cls(precision, memory_format, execution, fused_attention)
+        return cls(precision.types, memory_format, execution, fused_attention)
 
 
 class TraceSource(enum.StrEnum):
@@ -438,7 +438,7 @@ class TraceKey(NamedTuple):
     def of(cls, configuration: Configuration, *, fused_attention: bool = True) -> Self:
         """Return the key of a configuration's step."""
         c = configuration
-        settings = TraceSettings(c.precision, c.memory_format, c.execution, fused_attention)
+        settings = TraceSettings(c.precision.types, c.memory_format, c.execution, fused_attention)
         return cls(c.architecture, c.input_size, settings, c.phase)
 
     @property

@@ -15,6 +15,7 @@ from typing import Annotated
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import (
     METRICS,
+    PRECISION_NAMES,
     Execution,
     MemoryFormat,
     Optimizer,
@@ -78,7 +79,7 @@ class LabelFilter:
     device: Annotated[str | None, "Device key, such as cpu-2t."] = None
     batch_size: Annotated[int | None, "Samples per step."] = None
     input_size: Annotated[int | None, "Pixels, or tokens of hf: names."] = None
-    precision: Annotated[str | None, "fp32, amp-fp16, amp-bf16 or bf16."] = None
+    precision: Annotated[str | None, f"{PRECISION_NAMES}."] = None
     memory_format: Annotated[str | None, "contiguous or channels-last."] = None
     optimizer: Annotated[str | None, "sgd, momentum, adam or adamw."] = None
     phase: Annotated[str | None, "train or infer."] = None

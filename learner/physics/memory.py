@@ -30,7 +30,7 @@ from trappm.learner.physics.prior import OPERATORS, PriorSpec, TermPrior, operat
 from trappm.profiler.devices.catalogue import CONTEXT_MIB, DeviceSpec
 from trappm.profiler.graphs.nodes import BYTES_PER_ELEMENT, VIEWS
 from trappm.profiler.memory.simulation import MIB, LoopPreset, memory_of
-from trappm.profiler.records import Graph, MemoryFormat, Optimizer, Phase, Precision
+from trappm.profiler.records import Graph, MemoryFormat, Optimizer, Phase
 from trappm.profiler.traced_step import ConvolutionKind, Event, Pass, Trace
 
 CONVOLUTION_KINDS = len(ConvolutionKind)
@@ -89,7 +89,7 @@ def step_memory(workload: Workload, loop: LoopPreset = LoopPreset.PLAIN) -> Step
 
 def amp_factor(workload: Workload, memory: StepMemory) -> float:
     """Return the factor of the precision on memory that was estimated in fp32."""
-    if workload.precision is Precision.FP32 or workload.trace is not None:
+    if workload.precision.is_fp32 or workload.trace is not None:
         return 1.0
     weights = min(memory.weights_mib / memory.live_mib, 1.0)
     return weights + AMP_SHARE * (1.0 - weights)
@@ -311,7 +311,7 @@ def _features(
         log_size,
         float(np.log(graph.batch_size)),
         float(np.log1p(memory.allocations)),
-        float(workload.precision is not Precision.FP32),
+        float(not workload.precision.is_fp32),
         float(workload.memory_format is MemoryFormat.CHANNELS_LAST),
         float(workload.phase is Phase.INFER),
         *shares,

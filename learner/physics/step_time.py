@@ -202,7 +202,7 @@ def _parts(workload: Workload, spec: DeviceSpec) -> tuple[_Rows, _Rows, dict[str
         "copied_bytes": float(scope.copied_bytes * workload.batch_size),
         "waits_for_host": float(scope.waits_for_host),
     }
-    return _streams(kernels, spec), _products(kernels, spec), step
+    return _streams(kernels, spec), _products(kernels, spec, workload.precision), step
 
 
 def _concatenate(parts: Sequence[_Rows]) -> dict[str, Tensor]:
@@ -231,7 +231,7 @@ def _streams(kernels: Kernels, spec: DeviceSpec) -> _Rows:
     }
 
 
-def _products(kernels: Kernels, spec: DeviceSpec) -> _Rows:
+def _products(kernels: Kernels, spec: DeviceSpec, precision: Precision) -> _Rows:
     table = kernels.table
     chosen = table.kinds < PRODUCT_KINDS
     sizes = np.maximum(kernels.sizes[chosen], 1.0)
@@ -261,7 +261,7 @@ def _products(kernels: Kernels, spec: DeviceSpec) -> _Rows:
     axes[convolution & weight_gradient, 2] = rows[convolution & weight_gradient]
     alignment = np.where(axes % 8 == 0, 0, np.where(axes % 2 == 0, 1, 2))
     alignment[~(half & tiled & (kinds != KernelKind.ATTENTION))] = 0
-    tf32 = spec.uses_tf32(kinds, half)
+    tf32 = spec.uses_tf32(kinds, half, precision)
     on_tensor_cores = half & (kinds != KernelKind.DEPTHWISE)
     detail = _FIRST_DETAIL[kinds] + _detail(kinds, windows, strides, fan_in, fan_out, products)
     behaves = np.where(_like_forward(kinds, passes, half), Pass.FORWARD, passes)

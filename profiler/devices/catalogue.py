@@ -414,7 +414,7 @@ def has_triton(capability: tuple[int, int], precision: Precision) -> bool:
     Inductor refuses GPUs below 7.0. Triton's own list begins with 8.0; below it, only kernels
     without half precision are expected to compile.
     """
-    return capability >= ((7, 0) if precision is Precision.FP32 else (8, 0))
+    return capability >= ((7, 0) if precision.is_fp32 else (8, 0))
 
 
 def possible_runs(device: str) -> frozenset[tuple[Precision, Execution]]:
@@ -426,6 +426,12 @@ def possible_runs(device: str) -> frozenset[tuple[Precision, Execution]]:
     only_eager = device.startswith(_SIMULATED) or rank_key(device).ranks > 1
     every = itertools.product(Precision, [Execution.EAGER] if only_eager else Execution)
     return frozenset(run for run in every if card is None or card.can_run(*run))
+
+
+def arithmetic_of(device: str, precision: Precision) -> Precision:
+    """Return the precision that a device computes in: without TF32, the three of fp32 are one."""
+    spec = known_spec(device)
+    return precision if spec is None or spec.tf32_tflops else precision.types
 
 
 def card_capacity_mib(device: str) -> float | None:
@@ -473,7 +479,7 @@ class DeviceSpec:
     fragments: float = 1.0
     """Share of the gaps between blocks of CUDA's allocator that also occurs here."""
     tf32_tflops: float | None = None
-    """Peak of fp32 convolutions, for which PyTorch allows TF32 in cuDNN; None without TF32."""
+    """Peak of products in TF32; None without TF32."""
 
     @property
     def lanes_tflops(self) -> float:
@@ -485,23 +491,30 @@ class DeviceSpec:
         is_wide = self.full_tflops / self.units > WIDE_TFLOPS
         return self.full_tflops / (2 if is_wide else 1)
 
-    def products_at_peak_ms(self, kernels: Kernels) -> float:
+    def products_at_peak_ms(self, kernels: Kernels, precision: Precision) -> float:
         """Return the time that the products of a step would take at the device's peak, in ms.
 
         Divided by the step time, this is the model FLOPs utilization (MFU; Chowdhery et al., PaLM,
         2022, appendix B), with the peak of each product's own data type.
         """
         table = kernels.table
-        tf32 = self.uses_tf32(table.kinds, table.half)
+        tf32 = self.uses_tf32(table.kinds, table.half, precision)
         tflops = np.select(
             [table.half, tf32], [self.half_tflops, self.tf32_tflops or 0.0], self.full_tflops
         )
         flops = table.counts * kernels.sizes[:, Size.FLOPS] * (table.kinds <= KernelKind.ATTENTION)
         return float((flops / tflops).sum() / 1e9)
 
-    def uses_tf32(self, kinds: npt.NDArray[np.integer], half: _BoolArray) -> _BoolArray:
-        """Return which of n kernels compute in TF32: fp32 convolutions that are not depthwise."""
-        return ~half & (kinds <= KernelKind.GROUPED) & (self.tf32_tflops is not None)
+    def uses_tf32(
+        self, kinds: npt.NDArray[np.integer], half: _BoolArray, precision: Precision
+    ) -> _BoolArray:
+        """Return which of n kernels compute in TF32; depthwise convolutions never do."""
+        if self.tf32_tflops is None or precision is Precision.FP32_STRICT:
+            return np.zeros_like(half)
+        allowed = kinds <= KernelKind.GROUPED
+        if precision is Precision.TF32:
+            allowed |= (kinds < KernelKind.ATTENTION) & (kinds != KernelKind.DEPTHWISE)
+        return ~half & allowed
 
 
 # Memory above the baseline of a warm CPU process consists mostly of tensors.

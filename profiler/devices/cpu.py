@@ -115,7 +115,7 @@ class CpuDevice(StepDevice):
 
     def refusal(self, configuration: Configuration) -> str | None:
         """Try half precision, which depends on torch's version and on the processor."""
-        if configuration.precision is Precision.FP32:
+        if configuration.precision.is_fp32:
             return None
         import torch
 

@@ -144,7 +144,7 @@ class SimulatedDevice(Device):
     ) -> tuple[tuple[float, float, float], float]:
         """Return the milliseconds of forward, backward and optimizer, and those at a peak."""
         kernels = np.array([o not in VIEWS for o in graph.operators], dtype=bool)
-        width = BYTES_PER_ELEMENT // (1 if configuration.precision is Precision.FP32 else 2)
+        width = BYTES_PER_ELEMENT // (1 if configuration.precision.is_fp32 else 2)
         traffic = _elements_moved(graph) * width / (self._card.bandwidth_gbs * 1e6)
         arithmetic = 2.0 * graph.macs / (self._peak_tflops(graph, configuration) * 1e9)
         busy_ms = float(np.maximum(traffic, arithmetic)[kernels].sum())
@@ -159,11 +159,14 @@ class SimulatedDevice(Device):
         return parts_ms, busy_ms * (1 + _BACKWARD_PASSES) + update_ms
 
     def _peak_tflops(self, graph: Graph, configuration: Configuration) -> FloatArray:
-        """Return the peak of each node's arithmetic (N), as `devices.gpu.cuda` sets up torch."""
+        """Return the peak of each node's arithmetic (N)."""
         card = self._card
-        convolution, product = card.tf32_tflops or card.fp32_tflops, card.fp32_tflops
-        if configuration.precision is not Precision.FP32:
-            convolution = product = card.half_tflops
+        precision, tf32_tflops = configuration.precision, card.tf32_tflops or card.fp32_tflops
+        convolution = product = card.fp32_tflops if precision.is_fp32 else card.half_tflops
+        if precision in (Precision.FP32, Precision.TF32):
+            convolution = tf32_tflops
+        if precision is Precision.TF32:
+            product = tf32_tflops
         peaks = dict.fromkeys(CONVOLUTIONS, convolution) | dict.fromkeys(PRODUCTS, product)
         return np.array([peaks.get(o, card.fp32_tflops) for o in graph.operators])
 
@@ -182,7 +185,7 @@ class SimulatedDevice(Device):
             return None, detail, {"memory_mib": f"no trace of the step: {traced.refusal}"}
         simulated = memory_of(traced, configuration.batch_size, configuration.optimizer)
         live, reserved = simulated.live_mib, simulated.reserved_with_workspace_mib
-        if configuration.precision is not Precision.FP32:
+        if not configuration.precision.is_fp32:
             # Weights, gradients and states stay in fp32; activations take half.
             kept = weights * (2 + _loop(configuration).optimizer.states_per_parameter)
             live, reserved = (kept + max(0.0, size - kept) / 2 for size in (live, reserved))

@@ -53,17 +53,39 @@ class Execution(enum.StrEnum):
 
 
 class Precision(enum.StrEnum):
-    """Arithmetic of the step: fp32, autocast to fp16 or bf16, or bf16 for everything."""
+    """Arithmetic of the step: fp32, autocast to fp16 or bf16, or bf16 for everything.
+
+    The three of fp32 differ in where an NVIDIA GPU since Ampere may multiply in TF32.
+    """
 
     FP32 = "fp32"
+    """TF32 in convolutions and not in matrix products, which is PyTorch's default."""
+    TF32 = "tf32"
+    """TF32 in both, as after `torch.set_float32_matmul_precision("high")`."""
+    FP32_STRICT = "fp32-strict"
+    """TF32 in neither, as with `torch.backends.cudnn.allow_tf32 = False`."""
     AMP_FP16 = "amp-fp16"
     AMP_BF16 = "amp-bf16"
     BF16 = "bf16"
     """Parameters, gradients and optimizer states in bf16, without autocast."""
 
     @property
+    def types(self) -> Precision:
+        """The precision with the same types of tensors: `fp32` for the three of fp32."""
+        return Precision.FP32 if self in _FP32 else self
+
+    @property
+    def is_fp32(self) -> bool:
+        return self in _FP32
+
+    @property
     def needs_bf16(self) -> bool:
         return self in (Precision.AMP_BF16, Precision.BF16)
+
+
+_FP32 = (Precision.FP32, Precision.TF32, Precision.FP32_STRICT)
+PRECISION_NAMES = f"{', '.join([*Precision][:-1])} or {[*Precision][-1]}"
+"""All precisions, for the help of options."""
 
 
 class MemoryFormat(enum.StrEnum):
@@ -391,6 +413,8 @@ _ALSO_CALLED = {
     "mixed": Precision.AMP_FP16,
     "bfloat16": Precision.BF16,
     "float32": Precision.FP32,
+    "high": Precision.TF32,
+    "highest": Precision.FP32,
 }
 """Names of precisions in other libraries."""
 

@@ -264,6 +264,10 @@ def make_step(
         InputError, UnsupportedModelError: As for `run_protocol`.
     """
     torch.manual_seed(SEED)
+    torch.backends.cudnn.allow_tf32 = configuration.precision is not Precision.FP32_STRICT
+    torch.set_float32_matmul_precision(
+        "high" if configuration.precision is Precision.TF32 else "highest"
+    )
     name, input_size = configuration.architecture, configuration.input_size
     # On a CPU device it is the device's memory, whose end is an outcome.
     with limit_to_free_memory() if device.type != "cpu" else nullcontext():
@@ -384,7 +388,7 @@ def _optimizer(model: nn.Module, kind: Optimizer) -> torch.optim.Optimizer:
 
 
 def _autocast(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
-    if precision in (Precision.FP32, Precision.BF16):
+    if precision.is_fp32 or precision is Precision.BF16:
         return nullcontext()
     dtype = torch.float16 if precision is Precision.AMP_FP16 else torch.bfloat16
     return torch.autocast(device.type, dtype=dtype)

@@ -324,7 +324,7 @@ class Tracer:
             at_one_batch=self._single,
             by_values=original is not None,
             is_known=values.knows,
-            types_are_fixed=settings.precision is Precision.FP32,
+            types_are_fixed=settings.precision.is_fp32,
         )
         recorder = StepRecorder(allocations, kernels, functions, graph, values)
         try:

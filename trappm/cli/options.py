@@ -14,6 +14,7 @@ import typer
 from typer.models import OptionInfo
 
 from trappm.cli import shell
+from trappm.profiler.records import PRECISION_NAMES
 
 _T = TypeVar("_T")
 
@@ -131,7 +132,7 @@ class SettingOptions:
     """Options for the settings of a step."""
 
     precision: Annotated[
-        str | None, typer.Option(help="fp32, amp-fp16, amp-bf16 or bf16 (default: most labels').")
+        str | None, typer.Option(help=f"{PRECISION_NAMES} (default: most labels').")
     ] = None
     memory_format: Annotated[
         str | None, typer.Option(help="contiguous or channels-last (default: most labels').")

@@ -9,6 +9,7 @@ import typer
 
 from trappm.cli import options
 from trappm.cli.options import print_json, with_fields
+from trappm.profiler.records import PRECISION_NAMES
 
 if TYPE_CHECKING:
     from trappm.profiler.memory.simulation import TrainingLoop
@@ -50,7 +51,7 @@ class TableOptions(options.SettingOptions):
         str | None,
         typer.Option(
             metavar="<str>[,<str>...]",
-            help="fp32, amp-fp16, amp-bf16 or bf16; several make a table (default: most labels').",
+            help=f"{PRECISION_NAMES}; several make a table (default: most labels').",
         ),
     ] = None
 

@@ -37,6 +37,7 @@ from trappm.prediction.selection import device_title
 from trappm.profiler.devices.catalogue import (
     CPU,
     USABLE_SHARE,
+    arithmetic_of,
     card_capacity_mib,
     card_of,
     known_spec,
@@ -585,7 +586,8 @@ class _Inquiry:
             spec = known_spec(self.card)
             kernels = self.workload.kernels
             if spec is not None and spec is not CPU and kernels is not None:
-                ideal_ms = spec.products_at_peak_ms(kernels.at(self._batch_size))
+                precision = self.workload.precision
+                ideal_ms = spec.products_at_peak_ms(kernels.at(self._batch_size), precision)
                 median, low, high = (100 * ideal_ms / ms for ms in times)
                 figures["mfu_percent"] = median, high, low
         return figures
@@ -733,7 +735,9 @@ class _Inquiry:
             for basis, names in by_basis.items()
         ]
         labelled = self._trained.settings if self._trained.heads.label_count else ()
-        if labelled and self._settings not in labelled and not (self._basis and is_simulated):
+        precision = arithmetic_of(self.card, self._settings.precision)
+        is_labelled = self._settings._replace(precision=precision) in labelled
+        if labelled and not is_labelled and not (self._basis and is_simulated):
             given, usual = (", ".join(row[:3]) for row in (self._shown_settings, labelled[0]))
             remarks.append(
                 f"No label of this device has these settings ({given}); most have: {usual}."

@@ -107,7 +107,8 @@ def predict(
         sequence_length: Tokens, for transformers (default: the model's maximum, up to 2,048) and
             for files with an open length.
         phase: `train` or `infer`.
-        precision: `fp32`, `amp-fp16`, `amp-bf16` or `bf16` (default: that of most labels).
+        precision: `fp32`, `tf32`, `fp32-strict`, `amp-fp16`, `amp-bf16` or `bf16` (default: that
+            of most labels).
         memory_format: `contiguous` or `channels-last` (default: that of most labels).
         optimizer: `sgd`, `momentum`, `adam` or `adamw`; a class or an object of `torch.optim`; or
             a `trappm.TrainingLoop`, which has fused optimizers, too (default: that of

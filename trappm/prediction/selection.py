@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from trappm.learner.snapshots.manifest import MANIFEST, OTHER_DEVICES_FILE, read_manifest
 from trappm.profiler.devices.catalogue import (
+    arithmetic_of,
     card_capacity_mib,
     card_keys,
     card_of,
@@ -141,9 +142,10 @@ class Selection:
         if snapshot.others is None or of_ranks:
             return trained, None
         settings, is_campaign = self.settings(trained), snapshot.manifest.campaign is not None
+        card = snapshot.card(device)
+        settings = settings._replace(precision=arithmetic_of(card, settings.precision))
         if is_campaign and settings.precision in {row.precision for row in trained.settings}:
             return trained, None
-        card = snapshot.card(device)
         for extension in extension_modules("model_heads") if is_prefixed(model) else ():
             made: tuple[TrainedHeads, str] | None
             made = extension.model_heads(model, trained, snapshot.others, card, settings.precision)

@@ -184,10 +184,8 @@ class CudaDevice(StepDevice):
         if str(properties.uuid) not in _bare_uuids(self._gpu):
             raise DeviceError(f"CUDA opened {properties.uuid} where NVML means {self._gpu.uuid}")
         self._capacity_mib = properties.total_memory / _MIB  # less than NVML's: what can be had
-        # PyTorch's own defaults. Settings of the environment are in `switches`.
+        # PyTorch's own default. Settings of the environment are in `switches`.
         torch.backends.cudnn.benchmark = False
-        torch.backends.cudnn.allow_tf32 = True
-        torch.backends.cuda.matmul.allow_tf32 = False
         try:
             torch.ones(1, device=self.torch_device).add_(1).cpu()
         except RuntimeError as error:  # no kernel for this GPU in this torch, say
@@ -440,7 +438,7 @@ class CudaDevice(StepDevice):
 
 
 def _tf32(capability: tuple[int, int] | None) -> str | None:
-    """Return where TF32 is used, as `prepare` sets it; it exists since Ampere."""
+    """Return where TF32 is used in `fp32`; it exists since Ampere."""
     if capability is None:
         return None
     return "convolutions only" if capability[0] >= 8 else "not available"

@@ -192,7 +192,7 @@ def test_ray_labels_of_a_gpu_are_its_names():
     ("device", "compiled"),
     [
         ("a100", set(Precision)),
-        ("v100", {Precision.FP32}),
+        ("v100", {Precision.FP32, Precision.TF32, Precision.FP32_STRICT}),
         ("cpu-2t", set(Precision)),
         ("cpu-2x1t", set()),
         ("a100x4", set()),

@@ -219,6 +219,24 @@ def test_training_steps_mark_their_parts_in_order(monkeypatch):
     assert not torch.equal(weights[2], weights[3])
 
 
+@pytest.mark.parametrize(
+    ("precision", "products", "convolutions"),
+    [
+        (Precision.FP32, "highest", True),
+        (Precision.TF32, "high", True),
+        (Precision.FP32_STRICT, "highest", False),
+        (Precision.AMP_BF16, "highest", True),
+    ],
+)
+def test_tf32_is_allowed_where_the_precision_says(precision, products, convolutions):
+    try:
+        make_step(tiny(precision=precision), CPU)
+        assert torch.get_float32_matmul_precision() == products
+        assert torch.backends.cudnn.allow_tf32 is convolutions
+    finally:
+        make_step(tiny(), CPU)
+
+
 def test_inference_steps_change_nothing(monkeypatch):
     model, step = captured_model(tiny(phase=Phase.INFER), monkeypatch)
     before = {name: value.clone() for name, value in model.state_dict().items()}

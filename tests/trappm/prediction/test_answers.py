@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from datetime import date
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -579,3 +580,19 @@ def test_settings_without_labels_are_predicted_by_published_steps_of_the_card():
     own = replace(shipped, manifest=shipped.manifest.model_copy(update={"campaign": "mine"}))
     selection = Selection(Question(precision="amp-fp16"), [own])
     assert selection.trained("v100-16gb", "resnet50")[1] is None
+
+
+@pytest.mark.parametrize(("device", "has_tf32"), [("a100", True), ("v100", False)])
+def test_tf32_speeds_up_products_and_convolutions_where_the_gpu_has_it(home, device, has_tf32):
+    """Convolutions use it by default, products only in `tf32`, and memory does not change."""
+    precisions = ("fp32-strict", "fp32", "tf32")
+    for model, faster in (("resnet18", [True, False]), ("vit_tiny_patch16_224", [False, True])):
+        answers = [
+            trappm.predict(model, batch_size=64, device=device, precision=precision)
+            for precision in precisions
+        ]
+        assert [answer.precision for answer in answers] == list(precisions)
+        assert len({answer.memory_mib for answer in answers}) == 1
+        times_ms = [answer.step_time_ms for answer in answers]
+        gains = [before / after for before, after in pairwise(times_ms)]
+        assert [gain > 1.2 for gain in gains] == [has_tf32 and gain for gain in faster]

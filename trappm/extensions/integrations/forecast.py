@@ -125,6 +125,15 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
 
 
+def fp32_of_process() -> Precision:
+    """Return which of the precisions in fp32 PyTorch is set to in this process."""
+    import torch
+
+    if torch.get_float32_matmul_precision() != "highest":
+        return Precision.TF32
+    return Precision.FP32 if torch.backends.cudnn.allow_tf32 else Precision.FP32_STRICT
+
+
 @independent_of_caller
 def forecast(context: TrainingContext, device: str | None = None) -> Forecast:
     """Predict a training run on a device (default: the device of the run).
@@ -133,8 +142,8 @@ def forecast(context: TrainingContext, device: str | None = None) -> Forecast:
         TrappmError: The GPU is unknown, or the step cannot be traced.
     """
     name = device or context.device_name
-    autocast = context.precision in {Precision.AMP_FP16, Precision.AMP_BF16}
-    precision = context.precision if autocast else Precision.FP32
+    # Parameters in bf16 are traced as they are.
+    precision = Precision.FP32 if context.precision is Precision.BF16 else context.precision
     answer, missing = _prediction(context, name, precision)
     if is_cpu_device(name):
         # The limit is the host's, and a CPU step's memory is not predicted for other batch sizes.

@@ -10,13 +10,12 @@ from typing import Any
 import lightning
 from lightning.pytorch.utilities.parsing import lightning_setattr
 
-from trappm.extensions.integrations.forecast import TrainingContext, forecast
+from trappm.extensions.integrations.forecast import TrainingContext, forecast, fp32_of_process
 from trappm.extensions.integrations.training_watch import TrainingWatch, checked_name, say
 from trappm.profiler.errors import InputError, one_line
 from trappm.profiler.records import Precision
 
 _PRECISIONS = {
-    "32-true": Precision.FP32,
     "16-mixed": Precision.AMP_FP16,
     "bf16-mixed": Precision.AMP_BF16,
     "bf16-true": Precision.BF16,
@@ -131,9 +130,10 @@ class LargestBatch(lightning.Callback):
 def _training_context(
     trainer: lightning.Trainer, module: lightning.LightningModule, batch: Any, name: str | None
 ) -> TrainingContext:
-    if trainer.precision not in _PRECISIONS:
+    precisions = {"32-true": fp32_of_process(), **_PRECISIONS}
+    if trainer.precision not in precisions:
         raise InputError(
-            f"unsupported precision {trainer.precision}; use one of: {', '.join(_PRECISIONS)}"
+            f"unsupported precision {trainer.precision}; use one of: {', '.join(precisions)}"
         )
     if len(trainer.optimizers) != 1:
         raise InputError(f"{len(trainer.optimizers)} optimizers; only one optimizer is supported")
@@ -144,7 +144,7 @@ def _training_context(
         args=() if isinstance(batch, Mapping) else (_first_entry(batch),),
         kwargs=dict(batch) if isinstance(batch, Mapping) else {},
         optimizer=trainer.optimizers[0],
-        precision=_PRECISIONS[trainer.precision],
+        precision=precisions[trainer.precision],
         accumulation_steps=trainer.accumulate_grad_batches,
         epoch_batches=int(batches) if batches != float("inf") else None,
         processes=trainer.world_size,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from trappm.extensions.integrations.forecast import TrainingContext
+from trappm.extensions.integrations.forecast import TrainingContext, fp32_of_process
 from trappm.extensions.integrations.training_watch import TrainingWatch
 from trappm.profiler.records import Precision
 
@@ -79,7 +79,7 @@ def _training_context(
     train_dataloader: Any,
     **_: Any,
 ) -> TrainingContext:
-    precision = Precision.FP32
+    precision = fp32_of_process()
     if args.bf16 or args.fp16:
         precision = Precision.AMP_BF16 if args.bf16 else Precision.AMP_FP16
     elif next(model.parameters()).dtype is torch.bfloat16:

@@ -405,7 +405,7 @@ def _mixed_needs(
     from trappm.profiler.memory.simulation import TrainingLoop
 
     is_megatron, precision = _is_megatron(subject.name), settings.precision
-    is_16_bit = precision is Precision.BF16 or (is_megatron and precision is not Precision.FP32)
+    is_16_bit = precision is Precision.BF16 or (is_megatron and not precision.is_fp32)
     is_covered = is_prefixed(subject.name) and settings.optimizer.is_adam
     if not (is_16_bit and is_covered):
         return None

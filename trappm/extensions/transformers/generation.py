@@ -207,7 +207,7 @@ def generate(
 
 
 def _is_labelled(device: str, precision: Precision) -> bool:
-    return read_name(device).model == "a100" and precision is not Precision.FP32
+    return read_name(device).model == "a100" and not precision.is_fp32
 
 
 def step_times_ms(

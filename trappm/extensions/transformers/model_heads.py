@@ -134,7 +134,7 @@ def transformer_times(
         precision: Precision of the step.
         of_2023: Whether libraries are of 2021 to 2023, where that makes a difference.
     """
-    key = read_name(device).model, precision is not Precision.FP32
+    key = read_name(device).model, not precision.is_fp32
     return (OF_2023.get(key) if of_2023 else None) or KNOWN.get(key)
 
 

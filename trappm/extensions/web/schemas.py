@@ -14,7 +14,7 @@ from trappm.prediction.question import (
     QuestionSettings,
 )
 from trappm.prediction.selection import DEFAULT_DEVICE
-from trappm.profiler.records import MAX_SIZE
+from trappm.profiler.records import MAX_SIZE, PRECISION_NAMES
 
 MAX_NAME = 256
 MAX_LIST = 64
@@ -36,7 +36,7 @@ class StepRequest(BaseModel):
 
     batch_size: Size | None = Field(None, description="Samples per GPU.")
     input_size: Size | None = Field(None, description="Pixels, or tokens for hf: models.")
-    precision: Name | None = Field(None, description="fp32, amp-fp16, amp-bf16 or bf16")
+    precision: Name | None = Field(None, description=PRECISION_NAMES)
     memory_format: Name | None = Field(None, description="contiguous or channels-last")
     optimizer: Name | None = Field(None, description="sgd, momentum, adam or adamw")
     snapshot: Name | None = Field(None, description="An id or alias of the server's registry.")
