@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from trappm.prediction.prediction import Prediction
 
 
+MAX_COMMENT = 78
+"""Width of a comment in a script."""
 CAN_BE_SHOWN = {FAR_REASON, *ONLY_MEASURED.values()}
 """Reasons that leave a device out of comparisons, unless it is named."""
 
@@ -89,8 +92,9 @@ def print_slurm(prediction: Prediction) -> None:
     print_line(f"#SBATCH --job-name={prediction.model.replace(':', '-').replace(',', '-')}")
     print_line(f"#SBATCH --gres=gpu:{kind}:{key.ranks}")
     print_line(f"#SBATCH --time={days}-{minutes // 60:02}:{minutes % 60:02}:00")
-    print_line(f"# {prediction}")
-    print_line("# Memory of the host is not predicted; add --mem.")
+    about = f"{prediction} Memory of the host is not predicted; add --mem."
+    for line in textwrap.wrap(about, width=MAX_COMMENT):
+        print_line(f"# {line}")
 
 
 def _notes(prediction: Prediction) -> list[str]:

@@ -135,7 +135,7 @@ def _words(step: AdvisedStep) -> str:
 
 def percent(share: float) -> str:
     """Return such as `+12 %`."""
-    return f"{100 * share:+.0f} %"
+    return f"{round(100 * share):+d} %"
 
 
 @independent_of_caller
@@ -392,7 +392,7 @@ class _Search:
         return self._advised(
             step,
             gpus,
-            change=f"{strategy} on {gpus} GPUs, {step.batch_size} each",
+            change=f"{strategy} on {gpus} GPUs",
             run=run,
             usd=step.usd_per_million if run is None else run.offers[0].usd if run.offers else None,
             is_same_training=is_divided,
@@ -423,9 +423,9 @@ class _Search:
 
 
 def _is_no_better(step: AdvisedStep, other: AdvisedStep) -> bool:
-    """Return whether another change, with the same training, is as fast in as few passes."""
+    """Return whether another change is as fast in as few passes, and changes no more."""
     return (
-        other.is_same_training
+        (other.is_same_training or not step.is_same_training)
         and other.slower <= step.slower + SAME_TIME
         and other.accumulation <= step.accumulation
         and (other.fits is True or (other.memory_mib or 0.0) <= (step.memory_mib or 0.0))

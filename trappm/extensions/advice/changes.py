@@ -175,7 +175,7 @@ def checkpoint_change(blocks: Sequence[str], count: int, subject: Subject) -> Ch
     """
     names = textwrap.wrap(", ".join(map(repr, blocks)).replace("'", '"') + ",", width=74)
     return Change(
-        name=f"checkpoint {len(blocks)} of {count} blocks",
+        name=f"checkpoint {len(blocks)}/{count} blocks",
         python=(
             "from functools import partial",
             "from torch.utils.checkpoint import checkpoint",

@@ -48,17 +48,18 @@ def blocks_of(module: nn.Module) -> list[str]:
     """Return the paths of the innermost repeated blocks, in the model's order."""
     from torch import nn
 
-    found = []
+    found = set[str]()
     for path, container in module.named_modules():
         if not isinstance(container, nn.ModuleList | nn.Sequential | nn.ModuleDict):
             continue
         kinds = Counter(type(child) for child in container.children())
-        found += [
+        found |= {
             f"{path}.{name}".removeprefix(".")
             for name, child in container.named_children()
             if kinds[type(child)] > 1 and _layer_count(child) >= MIN_LAYERS
-        ]
-    return [path for path in found if not any(x.startswith(f"{path}.") for x in found)]
+        }
+    innermost = found - {path[:at] for path in found for at, c in enumerate(path) if c == "."}
+    return [path for path, _ in module.named_modules() if path in innermost]
 
 
 def _layer_count(module: nn.Module) -> int:

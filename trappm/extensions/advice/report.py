@@ -22,9 +22,8 @@ def print_advice(advice: Advice, *, explain: bool = False) -> None:
     print_line(f"As it is: {advice.before}", style="dim")
     if advice.changes:
         of_run = advice.before.run is not None
-        columns = ["change", "time", "run, hours" if of_run else "step, ms", "GiB", "fits"]
-        rows = [_row(step) for step in advice.changes]
-        print_table("", [*columns, "USD, run" if of_run else "USD, 1M"], rows)
+        columns = ["change", "time", "run, hours" if of_run else "step, ms", "GiB", "fits", "USD"]
+        print_table("", columns, [_row(step, advice) for step in advice.changes])
     if any(not step.is_same_training for step in advice.changes):
         print_line("* It changes the arithmetic, what is trained, or how.", style="dim")
     shown = advice.changes if explain else advice.changes[: int(advice.is_reached)]
@@ -38,16 +37,17 @@ def print_advice(advice: Advice, *, explain: bool = False) -> None:
     print_notes([*advice.remarks, *advice.before.remarks], explain=explain)
 
 
-def _row(step: AdvisedStep) -> tuple[object, ...]:
+def _row(step: AdvisedStep, advice: Advice) -> tuple[object, ...]:
+    """Return a row of the table, which has no columns that are equal for all or not asked for."""
     memory, run = step.memory, step.run
     times = (step.step_time_ms, *step.intervals["step_time_ms"])
     return (
         f"{step.change}{'' if step.is_same_training else _MARK}",
         percent(step.slower),
         _with_interval(*times if run is None else (run.hours, run.low_hours, run.high_hours)),
-        None if memory is None else str(memory).replace(" GiB", ""),
-        None if step.verdict is None else VERDICTS[step.verdict],
-        step.usd,
+        None if memory is None else _with_interval(*(each / 1024 for each in memory)),
+        None if advice.is_reached or step.verdict is None else VERDICTS[step.verdict],
+        None if run is None else step.usd,
     )
 
 
