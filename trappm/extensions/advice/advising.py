@@ -183,7 +183,7 @@ def advise(
     if isinstance(model, str) and not is_file(model):
         refuse_unknown(model)
     given: dict[str, Any] = {"example_input": example_input, "targets": targets, "loss": loss}
-    sizes = {"input_size": input_size, "sequence_length": sequence_length}
+    sizes: dict[str, Any] = {"input_size": input_size, "sequence_length": sequence_length}
     asked = _Asked(
         subject=subject_of(model, **sizes, **given),
         device=key,
@@ -217,8 +217,8 @@ class _Asked:
 
     subject: Subject
     device: str
-    settings: Mapping[str, Any]
-    sizes: Mapping[str, int | None]
+    settings: dict[str, Any]
+    sizes: dict[str, Any]
     again: Callable[[nn.Module], Subject]
     """Returns the subject of a module with the inputs of the question."""
     max_hours: float | None
@@ -286,7 +286,7 @@ class _Search:
             lambda subject: self.asked.predict(Change(name="checkpoints", subject=subject)),
             self.asked.again,
         )
-        return changes.checkpoint_change(plan.blocks, plan.count, plan.subject)
+        return changes.checkpoint_change(plan.blocks, plan.block_count, plan.subject)
 
     @contextmanager
     def _noting(self, what: str) -> Iterator[None]:

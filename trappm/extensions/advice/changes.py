@@ -26,7 +26,10 @@ _CLASSES = {
 }
 
 
-_AUTOCAST = {Precision.AMP_BF16: "torch.bfloat16", Precision.AMP_FP16: "torch.float16"}
+_AUTOCAST: Mapping[str, str] = {
+    Precision.AMP_BF16: "torch.bfloat16",
+    Precision.AMP_FP16: "torch.float16",
+}
 
 
 @dataclass(frozen=True, kw_only=True)

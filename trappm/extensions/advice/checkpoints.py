@@ -3,8 +3,8 @@
 Blocks are the innermost layers that a container repeats, such as `layer1.0` or `blocks.3`. A
 checkpointed block keeps its inputs only, and its forward pass runs again in the backward pass
 (`torch.utils.checkpoint`). Groups of blocks are ordered by the memory that they save per
-millisecond of recomputation (Korthikanti et al. 2023, section 5, select operators alike), and
-within a group from the model's first block on. The plan is the shortest beginning that fits.
+millisecond of recomputation, and within a group from the model's first block on: the last blocks
+are computed again while all others are still kept. The plan is the shortest beginning that fits.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class CheckpointPlan(NamedTuple):
     """Blocks to checkpoint."""
 
     blocks: tuple[str, ...]
-    count: int
+    block_count: int
     """Number of all blocks."""
     subject: Subject
     """The model with these checkpoints."""

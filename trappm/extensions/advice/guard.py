@@ -29,7 +29,7 @@ _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 
 
 class Outcome(StrEnum):
-    """Whether a limit holds."""
+    """Outcome of a check of limits."""
 
     HOLDS = "holds"
     DOES_NOT_HOLD = "does not hold"
