@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -68,8 +69,6 @@ class AdvisedStep(MemoryAnswer):
     capacity_mib: float | None
     intervals: Mapping[str, tuple[float, float]]
     run: cost.Run | None = None
-    usd: float | None = None
-    """Least price of the run, or of a million samples without a run."""
     is_same_training: bool = True
     """False if the change affects the arithmetic, what is trained, or how."""
     is_other_hardware: bool = False
@@ -320,7 +319,6 @@ class _Search:
             step,
             change=", ".join(parts),
             run=step.run,
-            usd=cheapest_usd(step),
             python=python,
             is_same_training=change.is_same_training,
             blocks=change.blocks,
@@ -394,7 +392,6 @@ class _Search:
             gpus,
             change=f"{strategy} on {gpus} GPUs",
             run=run,
-            usd=step.usd_per_million if run is None else run.offers[0].usd if run.offers else None,
             is_same_training=is_divided,
             is_other_hardware=True,
             python=changes.sharing(strategy, gpus, step.batch_size),
@@ -402,7 +399,7 @@ class _Search:
 
     def _on_other_cards(self) -> list[AdvisedStep]:
         """Return the cards with a price that reach the goal at the least cost."""
-        before, steps = self.before, list[AdvisedStep]()
+        before, steps = self.before, list[tuple[float, AdvisedStep]]()
         for key in catalogue_keys(manifests_that_answer(self.asked.settings.get("snapshot"))):
             is_larger = (card_capacity_mib(key) or 0.0) > cast("float", before.capacity_mib)
             if key == before.device or not cost.prices_of(key) or not (is_larger or before.fits):
@@ -410,16 +407,11 @@ class _Search:
             with self._noting(device_title(key)):
                 step = self.asked.predict(device=key, usd_per_hour=None)
                 if step.step_time_ms is not None and self.asked.is_reached_by(step):
-                    steps.append(
-                        self._advised(
-                            step,
-                            change=device_title(key),
-                            run=step.run,
-                            usd=cheapest_usd(step),
-                            is_other_hardware=True,
-                        )
+                    made = self._advised(
+                        step, change=device_title(key), run=step.run, is_other_hardware=True
                     )
-        return sorted(steps, key=lambda step: step.usd or math.inf)[:MAX_CARDS]
+                    steps.append((cheapest_usd(step) or math.inf, made))
+        return [made for _, made in sorted(steps, key=itemgetter(0))[:MAX_CARDS]]
 
 
 def _is_no_better(step: AdvisedStep, other: AdvisedStep) -> bool:

@@ -47,7 +47,7 @@ def _row(step: AdvisedStep, advice: Advice) -> tuple[object, ...]:
         _with_interval(*times if run is None else (run.hours, run.low_hours, run.high_hours)),
         None if memory is None else _with_interval(*(each / 1024 for each in memory)),
         None if advice.is_reached or step.verdict is None else VERDICTS[step.verdict],
-        None if run is None else step.usd,
+        run.offers[0].usd if run is not None and run.offers else None,
     )
 
 
