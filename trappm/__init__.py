@@ -16,6 +16,7 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from trappm.profiler.extensions import extension_modules
 from trappm.profiler.models.torchvision_shim import prepare_torchvision
 
 if TYPE_CHECKING:
@@ -63,4 +64,8 @@ def __getattr__(name: str) -> Any:
         return import_module("trappm.snapshots")
     if name in _MODULES:
         return getattr(import_module(_MODULES[name]), name)
+    if not name.startswith("_"):
+        for functions in extension_modules("functions"):
+            if name in functions.__all__:
+                return getattr(functions, name)
     raise AttributeError(f"module 'trappm' has no attribute {name!r}")

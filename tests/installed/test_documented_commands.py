@@ -37,7 +37,7 @@ RESNET18 = {"attempt_key": "documented", "architecture": "resnet18", "batch_size
             "input_size": 64, "device": "cpu-2t"}  # fmt: skip
 """Of a label that pages look up."""
 RULE = re.compile(r"^─+$")
-ANSWERS = ("predict", "compare", "scale", "generate", "roofline")
+ANSWERS = ("predict", "compare", "advise", "check", "scale", "generate", "roofline")
 """Commands that predict; what the pages show of their answers is compared to the digit."""
 
 
@@ -201,6 +201,8 @@ JSON_COMMANDS = (
     "predict test_resnet --breakdown --labels",
     "compare test_resnet --device a100 --device v100 --epochs 2 --samples 1000 --carbon 300",
     "compare test_resnet --precision amp-bf16",
+    "advise test_vit --batch-size 8192 --device t4",
+    "check test_resnet --device a100 --max-memory 38GiB",
     "scale test_resnet --gpus 1,2",
     "generate hf:gpt2-tiny --prompt 8 --tokens 2",
     "devices",

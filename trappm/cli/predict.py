@@ -92,6 +92,10 @@ def predict(
         float | None,
         typer.Option(help="Limit for tracing a file in seconds (default: 120)."),
     ] = None,
+    slurm: Annotated[
+        bool,
+        typer.Option("--slurm", help="Print #SBATCH lines for the run, with its longest time."),
+    ] = False,
     explain: options.Explain = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -108,8 +112,9 @@ def predict(
     if settings.precision is not None:
         parts = dict.fromkeys(part.strip() for part in settings.precision.split(","))
         precisions = [member("precision", Precision, part) for part in parts]
-    if breakdown and len(batches) * len(precisions) > 1:
-        raise InputError("--breakdown needs one batch size and one precision")
+    for name, is_given in (("--breakdown", breakdown), ("--slurm", slurm)):
+        if is_given and len(batches) * len(precisions) > 1:
+            raise InputError(f"{name} needs one batch size and one precision")
     predictions = [
         predict_step(
             model,
@@ -138,6 +143,9 @@ def predict(
 
     if len(predictions) > 1:
         tables.print_settings(predictions, explain=explain)
+        return
+    if slurm:
+        tables.print_slurm(predictions[0])
         return
     tables.print_prediction(predictions[0], explain=explain)
     if breakdown:

@@ -490,6 +490,20 @@ def _architecture(key: ModelKey, _home: Path) -> Subject:
     return _Cached(key, NameTracer(*key[:2]))
 
 
+def variant_of(name: str, input_size: int | None, content: str, tracer: StepTracer) -> Subject:
+    """Return a named model that runs otherwise, such as with activation checkpoints.
+
+    Args:
+        name, input_size: The named model.
+        content: Text that is equal for equal steps; traces are cached by it.
+        tracer: Tracer of the variant's steps.
+    """
+    digest = hashlib.sha256(content.encode()).hexdigest()
+    subject = _Cached(file_key(digest, input_size), tracer)
+    subject.name = name
+    return subject
+
+
 @lru_cache(maxsize=64)
 def _file(path: Path, key: ModelKey, is_tokens: bool, limit_s: float, _home: Path) -> Subject:
     inner = file_tracer(str(path), key.input_size, is_tokens)

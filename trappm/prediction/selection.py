@@ -109,9 +109,16 @@ class Selection:
         return precision and precision_gap(card, precision, self.question.execution)
 
     def unable_devices(self) -> dict[str, str]:
-        """Return the GPUs with heads that cannot run the precision, with the reason."""
-        gaps = {key: self.gap(key) for key in gpus_of(self._manifests, self.question.phase)}
-        return {key: gap for key, gap in gaps.items() if gap is not None}
+        """Return the GPUs with heads that are not among `all`, with the reason.
+
+        They cannot run the precision, or have heads for the other phase only.
+        """
+        measured = gpus_of(self._manifests, self.question.phase)
+        gaps = {key: gap for key in measured if (gap := self.gap(key)) is not None}
+        [other] = set(Phase) - {self.question.phase}
+        every = {key for manifest in self._manifests for key in manifest.heads}
+        only_other = sorted(key for key in every - {*measured} if not is_cpu_device(key))
+        return gaps | dict.fromkeys(only_other, ONLY_MEASURED[other])
 
     @cached_property
     def _manifests(self) -> Sequence[Manifest]:
@@ -183,6 +190,11 @@ class Selection:
         return usual._replace(**given, execution=self.question.execution)
 
 
+ONLY_MEASURED = {
+    Phase.TRAIN: "only training was measured",
+    Phase.INFER: "only inference was measured",
+}
+"""Reason why a GPU is not among `all` in the other phase."""
 DEFAULT_DEVICE = "a100-40gb"
 """Device of commands and functions if none is named."""
 _COUNT = re.compile(r":(\d+)$")

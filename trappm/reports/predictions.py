@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -10,6 +12,9 @@ from trappm.prediction.comparison import FAR_REASON, best_models, cheapest_usd, 
 from trappm.prediction.cost import prices_of
 from trappm.prediction.fit import VERDICTS
 from trappm.prediction.prediction import LOADING_REMARK
+from trappm.prediction.selection import ONLY_MEASURED
+from trappm.profiler.devices.catalogue import rank_key, read_name
+from trappm.profiler.errors import InputError
 from trappm.profiler.records import is_cpu_device
 from trappm.terminal.tables import cell, print_line, print_notes, print_table
 
@@ -17,6 +22,12 @@ if TYPE_CHECKING:
     from trappm.prediction.comparison import Payoff
     from trappm.prediction.cost import Run
     from trappm.prediction.prediction import Prediction
+
+
+MAX_COMMENT = 78
+"""Width of a comment in a script."""
+CAN_BE_SHOWN = {FAR_REASON, *ONLY_MEASURED.values()}
+"""Reasons that leave a device out of comparisons, unless it is named."""
 
 
 def print_prediction(prediction: Prediction, *, explain: bool = False) -> None:
@@ -60,6 +71,30 @@ def print_breakdown(prediction: Prediction, depth: int) -> None:
         for x in breakdown.largest
     ]  # fmt: skip
     print_table("Largest tensors", ("MiB", "module", "operator", "line"), largest)
+
+
+def print_slurm(prediction: Prediction) -> None:
+    """Print the directives of a Slurm script for the run; its time is the upper bound.
+
+    Raises:
+        InputError: The device is no GPU, or the run is not predicted.
+    """
+    if is_cpu_device(prediction.device):
+        raise InputError(f"--slurm is for GPUs, not {prediction.device}; name one, such as a100")
+    if prediction.run is None:
+        reason = prediction.missing.get("run", "add --epochs and --samples")
+        raise InputError(f"--slurm needs the length of a run: {reason}")
+    key = rank_key(prediction.device)
+    card = read_name(key.member if prediction.card is None else prediction.card)
+    kind = "_".join(filter(None, (card.model.replace("-", "_"), card.part)))
+    minutes = math.ceil(60 * prediction.run.high_hours)
+    days, minutes = divmod(minutes, 24 * 60)
+    print_line(f"#SBATCH --job-name={prediction.model.replace(':', '-').replace(',', '-')}")
+    print_line(f"#SBATCH --gres=gpu:{kind}:{key.ranks}")
+    print_line(f"#SBATCH --time={days}-{minutes // 60:02}:{minutes % 60:02}:00")
+    about = f"{prediction} Memory of the host is not predicted; add --mem."
+    for line in textwrap.wrap(about, width=MAX_COMMENT):
+        print_line(f"# {line}")
 
 
 def _notes(prediction: Prediction) -> list[str]:
@@ -172,7 +207,7 @@ def _notes_on_all(
         reasons.setdefault(row["reason"], {})[row["device"]] = None
     for reason, devices in reasons.items():
         named = " ".join(f"--device {device}" for device in devices)
-        see = f"; show with {named}" if reason == FAR_REASON else ""
+        see = f"; show with {named}" if reason in CAN_BE_SHOWN else ""
         notes.append(f"Left out: {', '.join(devices)} ({reason}){see}.")
     precisions: dict[str, set[str]] = {}
     for prediction in predictions:

@@ -252,12 +252,22 @@ def test_devices_without_bf16_are_left_out_with_a_reason(printed, as_json):
     words = "compare test_resnet --batch-size 8 --precision amp-bf16"
     named = f"{words} --device a100 --device v100"
     assert "Left out: v100-16gb (V100 16 GB has no bf16" in " ".join(printed(named).split())
-    for question in (named, words):  # without names: all
+    for question, more in ((named, []), (words, ["rtx4090"])):  # without names: all
         report = as_json(question)
         predicted = {p["device"] for p in report["predictions"]}
         assert "a100-40gb" in predicted
         assert "v100-16gb" not in predicted
-        assert [row["device"] for row in report["left_out"]] == ["v100-16gb"]
+        assert [row["device"] for row in report["left_out"]] == ["v100-16gb", *more]
+
+
+def test_gpus_that_were_measured_in_the_other_phase_are_named(printed):
+    words = "compare test_resnet --batch-size 8"
+    for phase, device, only in (
+        ("train", "rtx4090", "inference"),
+        ("infer", "a100-40gb", "training"),
+    ):
+        out = " ".join(printed(f"{words} --phase {phase} --explain").split())
+        assert f"Left out: {device} (only {only} was measured); show with --device {device}." in out
 
 
 def test_all_devices_can_be_combined_with_names():

@@ -49,7 +49,7 @@ function questionForm(values, snapshots, known, signal, ask) {
     h("label", { class: "button quiet", for: "file" }, "Choose an ONNX file"), picker, h("span", { class: "muted" }, " or drop it here"), fileName);
   const size = field("", "input_size", values.input_size, { inputmode: "numeric", placeholder: "model default" });
   const nameSize = () => size.querySelector("span").replaceChildren(isTransformer(model.value.trim()) ? "Sequence length, tokens" : "Input size, px");
-  const devices = devicePicker(known, (values.devices ?? "").split(",").filter(Boolean));
+  const devices = devicePicker(known, (values.devices ?? "").split(",").filter(Boolean), () => form.elements.phase.value);
   const form = h("form", { class: "card ask", novalidate: true },
     h("div", { class: "ask-model" },
       h("label", { class: "field", for: "model" }, h("span", {}, "Model (timm name or hf:name)"), model, completion(signal)), drop),
@@ -106,13 +106,22 @@ function questionForm(values, snapshots, known, signal, ask) {
 }
 
 /** Return buttons that remove the chosen devices, and a field to add a device by name. */
-function devicePicker({ devices, catalogue }, given) {
+function devicePicker({ devices, catalogue }, given, phase) {
   const measured = Object.keys(devices);
   const gpus = measured.filter((key) => !isCpu(key));
   const listed = [...gpus, ...catalogue.filter((key) => !measured.includes(key)), ...measured.filter(isCpu)];
   let chosen = given.length ? given : [DEFAULT_DEVICE];
   const input = h("input", { id: "device", list: "devices", placeholder: "Add a device: t4", autocomplete: "off", spellcheck: "false" });
   const chips = h("span", { class: "chips" });
+  const leftOut = h("span", { class: "muted" });
+  // As `trappm compare` without devices: the GPUs that were measured in this phase.
+  const compareAll = () => {
+    const able = gpus.filter((key) => devices[key].metrics[phase()]);
+    const others = gpus.filter((key) => !able.includes(key));
+    chosen = able.length ? able : chosen;
+    leftOut.replaceChildren(others.length ? ` Left out: ${others.join(", ")} (only ${phase() === "train" ? "inference" : "training"} was measured)` : "");
+    draw();
+  };
   const draw = () => chips.replaceChildren(...chosen.map((key) =>
     h("button", { type: "button", class: "chip", "aria-label": `Remove ${key}`, onclick: () => { chosen = chosen.filter((other) => other !== key); draw(); } }, `${key} ×`)));
   const add = () => {
@@ -128,7 +137,7 @@ function devicePicker({ devices, catalogue }, given) {
     element: h("div", { class: "field devices-field" },
       h("label", { for: "device" }, "Devices"),
       h("div", { class: "picker" }, chips, input, h("datalist", { id: "devices" }, listed.map((key) => h("option", { value: key }))),
-        gpus.length > 1 && h("button", { type: "button", class: "link", onclick: () => { chosen = gpus; draw(); } }, `Compare all ${gpus.length} measured GPUs`))),
+        gpus.length > 1 && h("button", { type: "button", class: "link", onclick: compareAll }, "Compare all measured GPUs"), leftOut)),
   };
 }
 
@@ -195,15 +204,17 @@ const range = (p, metric, digits = 3) => {
 };
 const largestBatch = (p) => p.largest_batch;
 
-function answers({ predictions, best }) {
+function answers({ predictions, best, left_out: leftOut }) {
   const [first] = predictions;
   const title = `${first.phase === "train" ? "Training" : "Inference"} step of ${first.model}, batch ${number(first.batch_size)}${first.accumulation > 1 ? `, ${number(first.accumulation)} passes` : ""}`;
   const footer = h("p", { class: "muted" }, `Snapshot ${[...new Set(predictions.map((p) => p.snapshot))].join(", ")}. Intervals cover 90 % of new architectures.`);
-  if (predictions.length === 1) return [deviceCard(first, title), remarks(predictions), footer].filter(Boolean);
+  const notCompared = leftOut.length > 0 && h("p", { class: "notice" }, `Left out: ${leftOut.map((row) => `${row.device} (${row.reason})`).join("; ")}.`);
+  if (predictions.length === 1) return [notCompared, deviceCard(first, title), remarks(predictions), footer].filter(Boolean);
   const verdicts = Object.entries(Object.values(best ?? {})[0] ?? {}).filter(([, device]) => device);
   return [
     verdicts.length > 0 && h("div", { class: "verdicts" }, verdicts.map(([what, device]) => h("div", { class: "verdict" }, h("span", { class: "muted" }, words(what)), h("b", {}, device)))),
     card(title, comparison(predictions)),
+    notCompared,
     remarks(predictions),
     h("div", { class: "devices" }, predictions.map((p) => deviceCard(p, p.device))),
     footer,

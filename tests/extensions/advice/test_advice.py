@@ -1,0 +1,156 @@
+"""Changes that make a step fit, and their plans of checkpoints against the tracer."""
+
+import itertools
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+import trappm
+from trappm.extensions.advice.checkpoints import blocks_of, checkpointed
+from trappm.prediction.fit import Verdict
+
+MODEL, BATCH, DEVICE = "test_vit", 8192, "t4"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def home(module_home):
+    """One data folder, so that what was traced is traced once."""
+
+
+@pytest.fixture(scope="module")
+def advice():
+    """Advice about a step that is too large for its card."""
+    return trappm.advise(MODEL, batch_size=BATCH, device=DEVICE, precision="fp32", optimizer="adam")
+
+
+def run(lines, model):
+    """Run the advised lines on a model."""
+    exec("\n".join(lines), {"model": model})  # noqa: S102
+    return model
+
+
+def traced_again(model, step, advice):
+    """Predict a module at the batch of a changed step."""
+    before = advice.before
+    return trappm.predict(
+        model,
+        example_input=torch.empty(8, 3, 160, 160),
+        targets=torch.zeros(8, dtype=torch.long),
+        device=before.device,
+        batch_size=step.batch_size,
+        precision=before.precision,
+        memory_format=before.memory_format,
+        optimizer=before.optimizer,
+        accumulation=step.accumulation,
+    )
+
+
+def test_changes_fit_and_are_ordered_by_their_time(advice):
+    assert advice.before.verdict is not Verdict.FITS
+    assert advice.is_needed
+    assert advice.is_reached
+    assert all(step.fits for step in advice.changes)
+    for hardware, steps in itertools.groupby(advice.changes, lambda s: s.is_other_hardware):
+        times = [step.slower for step in steps]
+        assert times == sorted(times), hardware
+    same = [step for step in advice.changes if step.is_same_training and step.gpus == 1]
+    assert {step.batch_size * step.accumulation for step in same} == {BATCH}
+    for step in same:
+        low, high = step.intervals["step_time_ms"]
+        assert low <= step.step_time_ms <= high
+    assert advice.cheapest is advice.changes[0]
+    assert str(advice).startswith(f"Cheapest change: {advice.cheapest.change} (")
+
+
+def test_checkpointed_blocks_take_the_predicted_memory_when_traced_again(advice):
+    (step,) = [step for step in advice.changes if step.blocks]
+    model = run(step.python, timm.create_model(MODEL))
+    again = traced_again(model, step, advice)
+    assert step.memory_mib == pytest.approx(again.memory_mib, rel=0.02)
+    assert step.memory_mib < 0.95 * advice.before.memory_mib
+
+
+def test_a_plan_has_no_more_blocks_than_needed(advice):
+    (step,) = [step for step in advice.changes if step.blocks]
+    model = timm.create_model(MODEL)
+    blocks = blocks_of(model)
+    assert list(step.blocks) == blocks[: len(step.blocks)] != blocks
+    assert not traced_again(checkpointed(model, step.blocks[:-1]), step, advice).fits
+
+
+class Net(nn.Module):
+    """Layers that repeat, which a library does not have."""
+
+    def __init__(self):
+        super().__init__()
+        self.start = nn.Linear(64, 512)
+        layers = [
+            nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512), nn.LayerNorm(512))
+            for _ in range(6)
+        ]
+        self.layers = nn.ModuleList(layers)
+        self.end = nn.Linear(512, 10)
+
+    def forward(self, x):
+        x = self.start(x)
+        for layer in self.layers:
+            x = x + layer(x)
+        return self.end(x)
+
+
+def test_a_module_of_the_caller_stays_as_it_is():
+    net = Net()
+    inputs = {"example_input": torch.empty(8, 64), "targets": torch.zeros(8, dtype=torch.long)}
+    advice = trappm.advise(net, batch_size=200_000, device="t4", optimizer="sgd", **inputs)
+    (step,) = [step for step in advice.changes if step.blocks]
+    assert set(step.blocks) <= {f"layers.{number}" for number in range(6)}
+    assert "forward" not in vars(net.layers[0])
+    question = {"batch_size": step.batch_size, "accumulation": step.accumulation}
+    again = trappm.predict(
+        run(step.python, net), device="t4", optimizer="sgd", **question, **inputs,
+        precision=advice.before.precision, memory_format=advice.before.memory_format,
+    )  # fmt: skip
+    assert step.memory_mib == pytest.approx(again.memory_mib, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("name", "blocks"),
+    [("resnet18", ["layer1.0", "layer1.1"]), ("efficientnet_b0", ["blocks.0", "blocks.1.0"])],
+)
+def test_blocks_are_the_innermost_repeated_layers(name, blocks):
+    with torch.device("meta"):
+        assert blocks_of(timm.create_model(name))[:2] == blocks
+
+
+def test_a_run_that_is_too_slow_gets_faster(as_json):
+    words = "advise test_vit --batch-size 64 --device a100 --precision fp32"
+    run = "--epochs 100 --samples 1000000 --max-hours"
+    slow = as_json(f"{words} {run} 1000")
+    assert not slow["is_needed"]
+    hours = slow["before"]["run"]["high_hours"]
+    quick = as_json(f"{words} {run} {hours * 0.95:.3g}")
+    assert quick["is_needed"]
+    assert all(step["run"]["high_hours"] <= 0.95 * hours for step in quick["changes"])
+
+
+def test_the_advice_is_a_table_with_lines_of_python(printed, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    words = f"advise {MODEL} --batch-size {BATCH} --device {DEVICE} --precision fp32"
+    out = printed(f"{words} --optimizer adam")
+    assert out.startswith("Cheapest change: ")
+    rows = out.splitlines()[2:][:8]
+    assert rows[0].split() == ["change", "time", "step,", "ms", "GiB"]
+    assert max(map(len, rows)) <= 80
+    everything = printed(f"{words} --optimizer adam --explain")
+    assert "from torch.utils.checkpoint import checkpoint" in everything
+    assert "No change is needed" in printed("advise test_vit --batch-size 8 --device a100")
+
+
+def test_wrong_questions_give_one_line(refusal):
+    assert "cpu-2t" in refusal("advise test_vit --device cpu-2t")
+    assert "epochs" in refusal("advise test_vit --max-hours 3")
+    refusal("advise resnet9000")
+    assert "max memory is '38'" in refusal("check test_vit --max-memory 38")
+    assert "epochs" in refusal("check test_vit --max-hours 3")
