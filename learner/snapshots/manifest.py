@@ -215,8 +215,8 @@ class Manifest(_Part):
 
 
 FORMAT = "trappm-snapshot"
-FORMAT_VERSION = 5
-"""5: residuals are Gaussian processes alone."""
+FORMAT_VERSION = 6
+"""6: files of heads name their device, phase and metrics."""
 OTHERS = "other-devices.safetensors"
 """File with the constants of cards without labels."""
 MANIFEST = "manifest.json"
