@@ -122,6 +122,13 @@ class ScalingQuestion(Step):
     )
 
 
+FIELDS = {
+    name
+    for model in (Question, RooflineQuestion, ScalingQuestion)
+    for name in model.model_fields
+}  # fmt: skip
+"""Names of the fields of all questions."""
+
 Questions = Annotated[
     Annotated[Question, Tag("question")]
     | Annotated[list[Question], Field(min_length=1, max_length=MAX_LIST), Tag("questions")],

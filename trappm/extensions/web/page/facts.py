@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from trappm.extensions.web.problems import without_home
 from trappm.label_store import records
 from trappm.learner.snapshots.manifest import Manifest, read_manifest
 from trappm.prediction.selection import DEFAULT_SNAPSHOT, SHIPPED, local_registry
@@ -206,7 +207,8 @@ def labels_file(store: Store, wanted: LabelFilter, *, sort: str, kind: str) -> s
 
 def snapshots() -> list[dict[str, Any]]:
     """Return one row per snapshot, the latest first, the shipped one last."""
-    return [asdict(row) for row in listings(local_registry(), with_shipped=True)]
+    rows = listings(local_registry(), with_shipped=True)
+    return [asdict(row) | {"damage": row.damage and without_home(row.damage)} for row in rows]
 
 
 def snapshot(store: Store, name: str) -> dict[str, Any]:
