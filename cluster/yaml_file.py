@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from trappm.profiler.errors import InputError
+from trappm.profiler.errors import InputError, fault_text
 from trappm.profiler.files import load_yaml, read_plain
 
 MAX_FILE_BYTES = 1 << 20
@@ -77,7 +77,7 @@ def _faults(error: ValidationError, model: type[BaseModel], kind: str) -> list[s
     lines = []
     for fault in faults:
         location = tuple(part for part in fault["loc"] if not str(part).startswith(BRANCH))
-        message = fault["msg"].removeprefix("Value error, ")
+        message = fault_text(fault)
         if fault["type"] in _UNKNOWN_KEY:
             name = str(location[-1])
             near = difflib.get_close_matches(name, sorted(known - {name}), n=1)
