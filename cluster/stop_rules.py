@@ -22,7 +22,6 @@ from pydantic import (
     PositiveInt,
     field_validator,
 )
-from scipy import stats  # type: ignore[import-untyped]
 
 from trappm.cluster.training_report import Judgement, Spent
 from trappm.profiler.records import METRICS, number_text
@@ -128,6 +127,8 @@ def upper_bound(judged: Sequence[Judgement], confidence: float) -> float:
     logs = np.log(np.maximum([fmean(group) for group in errors.values()], SMALLEST_ERROR))
     spread = float(np.var(logs, ddof=1))
     error = np.sqrt(spread / len(errors) + spread**2 / (2 * free))
+    from scipy import stats  # type: ignore[import-untyped]  # half a second, for few campaigns
+
     bound = logs.mean() + spread / 2 + stats.t.ppf(confidence, free) * error
     return float(np.exp(min(bound, 50.0)))
 

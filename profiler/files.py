@@ -68,7 +68,9 @@ def load_yaml(text: str | bytes, origin: str) -> Any:
     try:
         return _Loader(text).get_single_data()
     except (yaml.YAMLError, RecursionError, ValueError, TypeError, OverflowError) as error:
-        where = re.sub(r' in "<[a-z ]+>",', " at", " ".join(str(error).split()))  # PyYAML's own name
+        where = re.sub(
+            r' in "<[a-z ]+>",', " at", " ".join(str(error).split())
+        )  # PyYAML's own name
         raise InputError(f"{origin} is not valid YAML: {where}") from error
 
 
