@@ -108,8 +108,16 @@ class Selection:
         return precision and precision_gap(card, precision, self.question.execution)
 
     def unable_devices(self) -> dict[str, str]:
-        """Return the GPUs with heads that cannot run the precision, with the reason."""
-        gaps = {key: self.gap(key) for key in gpus_of(self._manifests, self.question.phase)}
+        """Return the GPUs with heads that cannot run the precision, or only of another phase.
+
+        Returns:
+            Reasons by key.
+        """
+        phase = self.question.phase
+        gaps = {key: self.gap(key) for key in gpus_of(self._manifests, phase)}
+        others = {key for m in self._manifests for key in m.heads if not is_cpu_device(key)}
+        no_labels = f"no labels of {phase} steps; name it to see a prediction from other cards"
+        gaps |= dict.fromkeys(sorted(others - gaps.keys()), no_labels)
         return {key: gap for key, gap in gaps.items() if gap is not None}
 
     @cached_property
