@@ -34,7 +34,7 @@ from pydantic import (
 )
 
 from trappm.profiler.devices.catalogue import rank_key
-from trappm.profiler.errors import CampaignError, InputError, TrappmError
+from trappm.profiler.errors import CampaignError, InputError, TrappmError, fault_text
 from trappm.profiler.files import load_yaml, read_plain
 from trappm.profiler.measuring.canary import LARGE, CanaryPlan
 from trappm.profiler.models.pool import PoolSpec
@@ -470,7 +470,7 @@ def _faults(error: ValidationError, model: type[BaseModel], kind: str) -> list[s
     lines = []
     for fault in faults:
         location = tuple(part for part in fault["loc"] if not str(part).startswith(BRANCH))
-        message = fault["msg"].removeprefix("Value error, ")
+        message = fault_text(fault)
         if fault["type"] in _UNKNOWN_KEY:
             name = str(location[-1])
             near = difflib.get_close_matches(name, sorted(known - {name}), n=1)

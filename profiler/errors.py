@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 
 class TrappmError(Exception):
@@ -79,6 +81,16 @@ def one_line(error: BaseException) -> str:
         return "it needs more memory than there is"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
+
+
+_PYDANTIC_SUBJECT = re.compile(r"^(Input|String|List|Dictionary|Tuple|Set|Value) should ")
+
+
+def fault_text(fault: Mapping[str, Any]) -> str:
+    """Return what a fault that pydantic found says, in our words."""
+    if fault["type"] in {"missing", "missing_argument", "missing_keyword_only_argument"}:
+        return "is missing"
+    return _PYDANTIC_SUBJECT.sub("must ", str(fault["msg"]).removeprefix("Value error, "))
 
 
 def storable(text: str) -> str:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import fcntl
 import io
 import os
+import re
 import secrets
 import stat
 from collections.abc import Iterator, Mapping
@@ -67,7 +68,9 @@ def load_yaml(text: str | bytes, origin: str) -> Any:
     try:
         return _Loader(text).get_single_data()
     except (yaml.YAMLError, RecursionError, ValueError, TypeError, OverflowError) as error:
-        where = " ".join(str(error).split())
+        where = re.sub(
+            r' in "<[a-z ]+>",', " at", " ".join(str(error).split())
+        )  # PyYAML's own name
         raise InputError(f"{origin} is not valid YAML: {where}") from error
 
 

@@ -36,7 +36,7 @@ from pydantic import (
     model_validator,
 )
 
-from trappm.profiler.errors import InputError, one_line
+from trappm.profiler.errors import InputError, fault_text, one_line
 from trappm.profiler.files import write_atomically
 from trappm.profiler.host.environment import stack_fingerprint
 from trappm.profiler.records import (
@@ -236,16 +236,17 @@ def first_fault(error: ValidationError) -> str:
     """Return the first fault of a row in one line."""
     fault = error.errors(include_url=False)[0]
     name = ".".join(map(str, fault["loc"]))
-    message = fault["msg"].removeprefix("Value error, ")
+    message = fault_text(fault)
     if not name:
         return message
     if fault["type"] == "missing":
-        return f"{name} is missing"
+        return f"{name} {message}"
     if fault["type"] == "extra_forbidden":
         return f"an export has no column {_shown(name)}"
     if name == "format_version":
         return f"{name} is {fault['input']}; this version of TraPPM reads {FORMAT}, update it"
-    return f"{name} is {_shown(fault['input'])}; {message}"
+    it = "it " if message.startswith("must ") else ""
+    return f"{name} is {_shown(fault['input'])}; {it}{message}"
 
 
 def check_texts(columns: BaseModel) -> None:

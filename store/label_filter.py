@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import (
@@ -55,6 +55,42 @@ def point_in_time(text: str, *, end_of_day: bool = False) -> str:
         ) from error
 
 
+MAX_WHERE = 1000
+"""Largest number of characters of a condition."""
+_ONE = r"""(\w+)\s*(<=|>=|!=|==|=|<|>)\s*("[^"]*"|'[^']*'|[^\s"'<>=!]+)"""
+_COMPARISON = re.compile(_ONE)
+_WHERE = re.compile(rf"\s*{_ONE}(?:\s+and\s+{_ONE})*\s*", re.IGNORECASE)
+
+
+class Comparison(NamedTuple):
+    """A comparison of one column with a value."""
+
+    column: str
+    operator: str
+    value: str
+
+
+def comparisons(where: str) -> list[Comparison]:
+    """Return the comparisons of a condition; all of them must hold.
+
+    >>> comparisons("step_time_ms > 100 and device = a100")[1]
+    Comparison(column='device', operator='=', value='a100')
+
+    Raises:
+        InputError: It is too long, or not made of comparisons.
+    """
+    if len(where) > MAX_WHERE or not _WHERE.fullmatch(where):
+        raise InputError(
+            f"where is {where[:100]!r}; write comparisons (=, !=, <, <=, >, >=) joined by 'and', "
+            "such as 'step_time_ms > 100 and device = a100'"
+        )
+    found = (match.groups() for match in _COMPARISON.finditer(where))
+    return [
+        Comparison(column, operator, value[1:-1] if value[0] in "\"'" else value)
+        for column, operator, value in found
+    ]
+
+
 MAX_INTEGER = 2**31 - 1
 """Largest value that an integer column holds on every back end."""
 
@@ -71,7 +107,7 @@ class LabelFilter:
 
     Raises:
         InputError: A setting, metric, outcome or provenance is unknown, a size is out of range, or
-            a time is invalid.
+            a time or a condition is invalid.
     """
 
     architecture: Annotated[str | None, "An architecture, or a glob such as 'resnet*'."] = None
@@ -95,6 +131,9 @@ class LabelFilter:
         str | None, "Earliest date (2026-11-21) or time, in UTC, or an age (30m, 12h, 7d, 2w)."
     ] = None
     until: Annotated[str | None, "Latest date, inclusive, time or age, as for since."] = None
+    where: Annotated[
+        str | None, "Comparisons of columns, such as 'step_time_ms > 100 and batch_size = 8'."
+    ] = None
 
     def __post_init__(self) -> None:
         choices: dict[str, Sequence[str]] = {
@@ -118,3 +157,5 @@ class LabelFilter:
         for text in (self.since, self.until):
             if text is not None:
                 point_in_time(text)
+        if self.where is not None:
+            comparisons(self.where)

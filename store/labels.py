@@ -6,10 +6,12 @@ Values enter SQL as parameters, never as text, and columns are looked up by name
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import math
+import operator
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Select, func, select
+from sqlalchemy import ColumnElement, Float, Select, String, cast, func, literal, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from trappm.profiler.errors import InputError, nearest
@@ -20,7 +22,13 @@ from trappm.profiler.records import (
 )
 from trappm.profiler.records.step_scope import IN_TRAINING
 from trappm.store.assignments import AS_PLANNED
-from trappm.store.label_filter import ANY_OUTCOME, LabelFilter, point_in_time
+from trappm.store.label_filter import (
+    ANY_OUTCOME,
+    Comparison,
+    LabelFilter,
+    comparisons,
+    point_in_time,
+)
 from trappm.store.records import LabelRecord, configuration_of, record_of
 from trappm.store.schema import (
     AssignmentLabelRow,
@@ -135,6 +143,8 @@ def apply_filter(session: Session, query: Query, wanted: LabelFilter) -> Query:
         query = query.where(ConfigurationRow.architecture.in_(names))
     if wanted.metric is not None:
         query = query.where(columns[wanted.metric].is_not(None))
+    for comparison in [] if wanted.where is None else comparisons(wanted.where):
+        query = query.where(_condition(columns, comparison))
     time = columns["created_at" if wanted.outcome is None else "started_at"]
     if wanted.since is not None:
         query = query.where(time >= point_in_time(wanted.since))
@@ -151,6 +161,33 @@ def apply_filter(session: Session, query: Query, wanted: LabelFilter) -> Query:
             )
         )
     return query
+
+
+def _condition(columns: Columns, comparison: Comparison) -> ColumnElement[bool]:
+    """Return the condition of a comparison.
+
+    Raises:
+        InputError: The column is unknown, or cannot be compared so with this value.
+    """
+    name, sign, text = comparison
+    _check_names("compare", [name], columns)
+    compare, column = _OPERATORS[sign], columns[name]
+    if name in _TIMES:
+        moment = point_in_time(text, end_of_day=sign in {"<=", ">"})
+        return compare(column, moment)
+    if name in (*NUMBERS, *_INTEGERS):
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        if not math.isfinite(number):
+            raise InputError(f"cannot compare {name} with {text!r}; give a number, such as 100")
+        # A number of its own type: PostgreSQL would round it to that of the column.
+        return compare(column, literal(number, Float))
+    if sign not in {"=", "==", "!="}:
+        raise InputError(f"cannot compare {name} by {sign}, because it is text; use = or !=")
+    # As text, because an enumeration refuses unknown values.
+    return compare(cast(column, String), text)
 
 
 def refuse_unknown_names(session: Session, wanted: LabelFilter) -> None:
@@ -185,7 +222,12 @@ def refuse_unknown_names(session: Session, wanted: LabelFilter) -> None:
 
 
 NUMBERS = (*METRICS, "memory_above_mib", "energy_j", "duration_s")
+_INTEGERS = ("id", "batch_size", "input_size")
 _TIMES = ("created_at", "started_at")
+_OPERATORS: Mapping[str, Callable[[Any, Any], ColumnElement[bool]]] = {
+    "=": operator.eq, "==": operator.eq, "!=": operator.ne,
+    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
+}  # fmt: skip
 
 
 def _check_names(doing: str, names: Iterable[str], known: Iterable[str]) -> None:

@@ -19,6 +19,7 @@ class LabelStore:
     >>> store = LabelStore()
     >>> largest = store.labels(phase="train", sort="-memory_mib", limit=10)
     >>> failed = store.labels(outcome="oom", since="7d", columns=["architecture", "message"])
+    >>> above = store.labels(where="step_time_ms > 100", columns="architecture, step_time_ms")
     >>> slow = store.labels().groupby("family").step_time_ms.quantile(0.95)
     """
 
@@ -42,11 +43,11 @@ class LabelStore:
         """Return labels, or attempts to measure, one per row.
 
         Args:
-            columns: Columns to return (default: all of `trappm labels query`).
+            columns: Columns to return, or their names separated by commas (default: all).
             sort: Column to sort by; with a leading `-` in descending order. Missing values are
                 last.
             limit: Maximum number of rows.
-            **filters: Fields of `trappm.store.LabelFilter`, such as `family`, `device` and `since`.
+            **filters: Fields of `trappm.store.LabelFilter`, such as `family`, `since` and `where`.
 
         Returns:
             A frame in which times are in UTC and missing values are NaN or None.
@@ -60,9 +61,14 @@ class LabelStore:
         if limit is not None and (not isinstance(limit, int) or limit < 0):
             raise InputError(f"limit is {limit!r}; give a number of rows, such as 10")
         wanted = LabelFilter(**filters)
-        names = [columns] if isinstance(columns, str) else columns
+        names = column_names(columns) if isinstance(columns, str) else columns
         with store_to_read() if self._url is None else Store.open_to_read(self._url) as store:
             return store.labels.query(wanted, columns=names, sort=sort, limit=limit)
+
+
+def column_names(text: str | None) -> list[str]:
+    """Return the names in a text that commas separate; none for no text."""
+    return [name.strip() for name in (text or "").split(",") if name.strip()]
 
 
 def store_to_read(home: Home | None = None) -> Store:

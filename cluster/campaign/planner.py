@@ -134,7 +134,8 @@ def check_budget(
             raise InputError(
                 f"the budget for {device} cannot be met: it asks for {wanted} evaluation and "
                 f"{training} training configurations, and the pool has {kept_back} and "
-                f"{len(possible) - kept_back} that it can run; lower the budget or widen the pool"
+                f"{len(possible) - kept_back} that it can run; lower the budget, widen the pool, "
+                f"or change evaluation.architecture_share ({spec.evaluation.architecture_share:g})"
             )
     return held_out
 

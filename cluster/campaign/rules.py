@@ -36,7 +36,6 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 import numpy as np
-from scipy import stats  # type: ignore[import-untyped]
 
 from trappm.cluster.campaign.training import Judgement, Spent
 from trappm.cluster.spec import CampaignSpec, StopRules, runs_nothing
@@ -400,6 +399,8 @@ def upper_bound(judged: Sequence[Judgement], confidence: float) -> float:
     logs = np.log(np.maximum([fmean(group) for group in errors.values()], MIN_ERROR_PERCENT))
     spread = float(np.var(logs, ddof=1))
     error = np.sqrt(spread / len(errors) + spread**2 / (2 * free))
+    from scipy import stats  # type: ignore[import-untyped]  # half a second, for few campaigns
+
     bound = logs.mean() + spread / 2 + stats.t.ppf(confidence, free) * error
     return float(np.exp(min(bound, 50.0)))
 

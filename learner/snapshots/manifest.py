@@ -215,8 +215,8 @@ class Manifest(_Record):
 
 
 FORMAT = "trappm-snapshot"
-FORMAT_VERSION = 5
-"""5: residuals are Gaussian processes alone."""
+FORMAT_VERSION = 6
+"""6: files of heads name their device, phase and metrics."""
 OTHER_DEVICES_FILE = "other-devices.safetensors"
 """File with the constants of cards without labels."""
 MANIFEST = "manifest.json"

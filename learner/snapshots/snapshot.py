@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import platform
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -303,11 +304,35 @@ def _contents(
     for device, phases in heads.items():
         if not NAME.fullmatch(device):
             raise SnapshotError(f"device key {device!r} cannot be part of a file name")
-        files = {str(p): _save(trained.heads.tensors()) for p, trained in phases.items()}
-        if len(files) > 1 and len(set(files.values())) == 1:
-            files = {ALL_PHASES: next(iter(files.values()))}
-        contents |= {_file(device, phase): data for phase, data in files.items()}
+        named = {str(phase): trained.heads for phase, trained in phases.items()}
+        if len(named) > 1 and len({_save(heads.tensors()) for heads in named.values()}) == 1:
+            named = {ALL_PHASES: next(iter(named.values()))}
+        contents |= {
+            _file(device, phase): _save(heads.tensors(), _identity(device, phase, heads.metrics))
+            for phase, heads in named.items()
+        }
     return contents
+
+
+def _identity(device: str, phase: str, metrics: Sequence[str]) -> dict[str, str]:
+    """Return the metadata of a file of heads, so that it is refused elsewhere.
+
+    It is one entry, because safetensors writes several in any order.
+    """
+    return {"heads": f"{device} {phase} {','.join(sorted(metrics))}"}
+
+
+def _refuse_other_heads(data: bytes, identity: Mapping[str, str]) -> None:
+    """Raise ValueError for a file of heads of another device, phase or metrics.
+
+    safetensors returns the metadata of files on disk only; the header is its documented format.
+    """
+    size = int.from_bytes(data[:8], "little")
+    found = json.loads(data[8 : 8 + size]).get("__metadata__", {})
+    if found != identity:
+        raise ValueError(
+            f"a file has the heads {found.get('heads')!r} in place of {identity['heads']!r}"
+        )
 
 
 def _settings(heads: Mapping[str, Mapping[Phase, TrainedHeads]]) -> dict[str, Any]:
@@ -328,7 +353,8 @@ def load_snapshot(folder: Path) -> Snapshot:
     """Load a snapshot after checking every byte against the manifest.
 
     Raises:
-        SnapshotError: It is missing, damaged, of another format or version, or too large.
+        SnapshotError: It is missing, damaged, of another format or version, or too large, or heads
+            are those of another device, phase or metric.
     """
     manifest, contents = read_whole(folder)
     ours = feature_schema()
@@ -364,9 +390,11 @@ def _trained(
     Where all labels of the device are imported, its memory is that of a plain process.
     """
     entry = manifest.heads[device][phase]
-    data = contents.get(_file(device, phase)) or contents[_file(device, ALL_PHASES)]
+    file_phase = phase.value if _file(device, phase) in contents else ALL_PHASES
+    data = contents[_file(device, file_phase)]
     _, head_preset = _presets(manifest.preset)
     heads = heads_from_tensors(head_preset, entry.model_dump(), load_tensors(data))
+    _refuse_other_heads(data, _identity(device, file_phase, heads.metrics))
     provenances = manifest.training_labels.counts.get(device, {})
     if isinstance(heads, Heads) and {*provenances} == {Provenance.IMPORTED}:
         heads = heads.of_published_labels(manifest.cards.get(device, device), phase)
@@ -409,8 +437,8 @@ def _file(device: str, phase: str) -> str:
     return f"heads-{device}-{phase}.safetensors"
 
 
-def _save(tensors: Mapping[str, Any]) -> bytes:
-    return save_tensors({name: tensor.contiguous() for name, tensor in tensors.items()})
+def _save(tensors: Mapping[str, Any], metadata: dict[str, str] | None = None) -> bytes:
+    return save_tensors({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata)
 
 
 def _step_settings(row: Sequence[str]) -> StepSettings:

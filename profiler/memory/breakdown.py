@@ -62,6 +62,10 @@ class ModuleMemory:
     size_mib: float = 0.0
     children: dict[str, ModuleMemory] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        children = len(self.children)
+        return f"<ModuleMemory: {self.name} {self.size_mib:,.1f} MiB, {children} children>"
+
     def add(self, path: str, size_mib: float) -> None:
         """Count a tensor for the module of this path and all modules above."""
         node = self
@@ -93,6 +97,10 @@ class MemoryBreakdown:
     @property
     def total_mib(self) -> float:
         return sum(self.parts_mib.values())
+
+    def __repr__(self) -> str:
+        parts = ", ".join(f"{part} {size_mib:,.0f}" for part, size_mib in self.parts_mib.items())
+        return f"<MemoryBreakdown: {self.total_mib:,.0f} MiB in {self.moment}: {parts}>"
 
 
 def break_down(

@@ -29,6 +29,9 @@ _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _PREFIX = re.compile(r"[a-z]\w*:")
 _REGISTERED = re.compile(r"^@register_model\n(?:@.*\n)*def (\w+)\(", re.MULTILINE)
 
+_FORMER = re.compile(r"register_model_deprecations\(__name__, \{(.*?)\n?\}\)", re.DOTALL)
+_FORMER_NAME = re.compile(r"^\s*['\"]([\w.]+)['\"]\s*:", re.MULTILINE)
+
 
 class ModelNames(Protocol):
     """Names of a source with a prefix, read without importing its library; a module is one."""
@@ -43,6 +46,9 @@ class ModelNames(Protocol):
 
     def unit_of(self, architecture: str, /) -> str:
         """Return `px` or `tokens`, the unit of the model's input size."""
+
+    def refuse_length(self, architecture: str, tokens: int, /) -> None:
+        """Raise InputError for more tokens than the model has, as far as its name says."""
 
     def suggested_name(self, name: str, /) -> str | None:
         """Return the name with prefix that was probably meant by a name without, if any."""
@@ -73,6 +79,11 @@ def unit_of(architecture: str) -> str:
     """Return the unit of the architecture's input size: `px` of images, or `tokens` of text."""
     names = _prefixes().get(_prefix(architecture))
     return unit_by_name(architecture) if names is None else names.unit_of(architecture)
+
+
+def refuse_length(architecture: str, tokens: int) -> None:
+    """Raise InputError for more tokens than a model with a prefix has, as far as its name says."""
+    names_of(architecture).refuse_length(architecture, tokens)
 
 
 def suggested_name(name: str) -> str | None:
@@ -123,22 +134,24 @@ def refuse_unknown(name: str) -> None:
         content_of(name)
         return
     refuse_weights(name)
-    sources = () if "timm" in sys.modules else _sources()
-    if not sources:
-        return  # it answers quickly itself, or not at all
-    bare = name.partition(".")[0].removeprefix("ig_")
-    marks = (f"def {bare}(", f"'{bare}'", f'"{bare}"', f"'{bare}.", f'"{bare}.')
-    if any(mark in source for source in sources for mark in marks):
-        return  # a model, or the old name of one
-    names = registered_names()
-    if names and not any(mark in name for mark in WILD):
-        raise unknown_architecture(name, names)
+    current = frozenset[str]() if "timm" in sys.modules else registered_names()
+    if not current or any(mark in name for mark in WILD):
+        return  # timm answers quickly itself, or not at all
+    if not {name, name.partition(".")[0]} & (current | _former_names()):
+        raise unknown_architecture(name, current)
 
 
 @cache
 def registered_names() -> frozenset[str]:
     """The names that timm's sources register; none where timm is not installed."""
     return frozenset(name for source in _sources() for name in _REGISTERED.findall(source))
+
+
+@cache
+def _former_names() -> frozenset[str]:
+    """Return the old names of models, which timm still accepts."""
+    blocks = (block for source in _sources() for block in _FORMER.findall(source))
+    return frozenset(name for block in blocks for name in _FORMER_NAME.findall(block))
 
 
 @cache

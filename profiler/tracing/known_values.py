@@ -73,7 +73,7 @@ class KnownValues:
         self._host = WeakIdKeyDictionary()
         """Storages on the CPU that hold copies, and what was computed from them."""
         self.assumed: set[str] = set()
-        """Remarks on the assumed values that the step depended on."""
+        """Remarks on assumed values that the step depended on, and on its copies to the CPU."""
 
     def set(self, tensor: Tensor, values: Tensor) -> None:
         """Set the values of a tensor, in its own layout."""

@@ -112,7 +112,7 @@ def run(
         status = app(args=arguments, prog_name=name, standalone_mode=False)
         sys.stdout.flush()
     except typer.TyperException as error:
-        message = error.format_message().rstrip()
+        message = error.format_message().replace("Value error, ", "").rstrip()  # of pydantic
         if not message or "\n" in message:  # no command was given: the message is the help text
             typer.echo(message, err=True, nl=bool(message))
             return 2

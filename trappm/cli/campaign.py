@@ -58,11 +58,12 @@ def launch(
     from trappm.store import Home
 
     home = Home.open()
-    from trappm.cluster.campaign.planner import with_whole_pool
-    from trappm.cluster.launch import check_spec, open_store, start_or_continue
     from trappm.cluster.spec import load_preset, load_spec
 
     spec = load_spec(file) if file is not None else load_preset(str(preset))
+    from trappm.cluster.campaign.planner import with_whole_pool
+    from trappm.cluster.launch import check_spec, open_store, start_or_continue
+
     with open_store(home) as store:
         try:
             spec = with_whole_pool(spec, store)
@@ -91,19 +92,21 @@ def status(
     if follow and as_json:
         raise InputError("--follow and --json exclude each other; drop one")
     from trappm.label_store import store_or_none_yet
-    from trappm.reports import campaign_report
-    from trappm.reports.campaign_facts import campaign_facts, campaign_rows
     from trappm.store import Home
 
     with store_or_none_yet(Home.find()) as store:
-        if campaign_id is None and not follow:
+        is_list = campaign_id is None and not follow
+        name = "" if is_list else store.campaigns.get(campaign_id).id
+        from trappm.reports import campaign_report  # imports torch
+        from trappm.reports.campaign_facts import campaign_facts, campaign_rows
+
+        if is_list:
             rows = campaign_rows(store)
             if as_json:
                 print_json([asdict(row) for row in rows])
             else:
                 campaign_report.print_campaigns(rows)
             return
-        name = store.campaigns.get(campaign_id).id
         if as_json:
             print_json(campaign_facts(store, name).to_json())
         elif follow:
@@ -137,13 +140,14 @@ def report(
     if not choices and device is not None:
         raise InputError("--device needs --choices")
     from trappm.label_store import store_or_none_yet
-    from trappm.reports.campaign_facts import campaign_facts
-    from trappm.reports.campaign_report import print_report
-    from trappm.reports.choices import choices_of, print_choices
     from trappm.store import Home
 
     with store_or_none_yet(Home.find()) as store:
         name = store.campaigns.get(campaign_id).id
+        from trappm.reports.campaign_facts import campaign_facts  # imports torch
+        from trappm.reports.campaign_report import print_report
+        from trappm.reports.choices import choices_of, print_choices
+
         if not choices:
             facts = campaign_facts(store, name)
             if as_json:
@@ -165,7 +169,7 @@ def pause(
     ] = None,
 ) -> None:
     """Stop a campaign, wherever it runs; `resume` continues it."""
-    _stop(campaign_id, "paused", "it stops within seconds; continue with: trappm campaign resume")
+    _stop(campaign_id, "paused", "it stops within a minute; continue with: trappm campaign resume")
 
 
 @app.command(epilog="Example: trappm campaign resume --retry-failed")
@@ -219,7 +223,9 @@ def cancel(
     campaign_id: Annotated[str, _campaign("Campaign id.")],
 ) -> None:
     """End a campaign for good; its labels are kept."""
-    _stop(campaign_id, "cancelled", "its labels are kept; see them with: trappm campaign report")
+    _stop(
+        campaign_id, "cancelled", "it measures no more; see its labels with: trappm campaign report"
+    )
 
 
 @app.command(epilog="Example: trappm campaign validate my-campaign.yaml")
@@ -238,14 +244,15 @@ def validate(
         return
     if file is None:
         raise InputError("name a campaign file, or give --schema")
-    from trappm.cluster.campaign.planner import with_whole_pool
-    from trappm.cluster.launch import plan_lines, spec_faults
     from trappm.cluster.spec import FileFaultsError, load_spec
     from trappm.label_store import store_or_none_yet
     from trappm.store import Home
 
     try:
         spec = load_spec(file)
+        from trappm.cluster.campaign.planner import with_whole_pool  # imports torch
+        from trappm.cluster.launch import plan_lines, spec_faults
+
         with store_or_none_yet(Home.find()) as store:
             spec = with_whole_pool(spec, store)
             faults = [str(fault) for fault in spec_faults(store, spec, address)]

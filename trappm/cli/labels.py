@@ -14,7 +14,7 @@ import typer
 
 from trappm.cli import shell
 from trappm.cli.options import AsJson, print_json, with_fields
-from trappm.label_store import records, store_to_read
+from trappm.label_store import column_names, records, store_to_read
 from trappm.profiler.errors import InputError
 from trappm.profiler.files import write_atomically
 from trappm.store import LabelFilter
@@ -44,7 +44,7 @@ _DETAILS = {
 """Options of some fields of a filter; their help is the text of the field."""
 
 
-@app.command(epilog="Example: trappm labels query --device cpu-2t --sort -step_time_ms")
+@app.command(epilog="Example: trappm labels query --where 'step_time_ms > 100' --sort -memory_mib")
 @with_fields(_DETAILS)
 def query(
     wanted: LabelFilter,
@@ -68,6 +68,7 @@ def query(
 ) -> None:
     """List labels: what was measured, on which device, with which result."""
     from trappm.reports.labels import print_labels, print_rows
+    from trappm.terminal.tables import print_line
 
     for_machines = _check_formats(as_json, as_jsonl, as_csv, parquet)
     most = limit or (None if for_machines else SHOWN)
@@ -79,22 +80,25 @@ def query(
         else:
             frame = store.labels.query(
                 wanted,
-                columns=_names(columns) or None,
+                columns=column_names(columns),
                 sort=sort or "architecture",
                 limit=most and most + 1,
             )
     if sql is None:
         more = most is not None and len(frame) > most
         frame = frame.head(most) if most else frame
-    if more:
-        typer.echo(f"trappm: there is more than these {len(frame)}; see --limit", err=True)
+    cut = f"there is more than these {len(frame)}; see --limit" if more else None
     if for_machines:
+        if cut is not None:
+            typer.echo(f"trappm: {cut}", err=True)
         _print_frame(frame, as_json=as_json, as_jsonl=as_jsonl, parquet=parquet)
         return
     if sql is not None or columns:
         print_rows(frame)
     else:
         print_labels(frame, "labels" if wanted.outcome is None else "attempts")
+    if cut is not None:
+        print_line(cut, style="dim")
 
 
 @app.command(epilog="Example: trappm labels show 12")
@@ -178,10 +182,6 @@ def _refuse_others(option: str, others: Mapping[str, object]) -> None:
     given = [name for name, value in others.items() if value is not None]
     if given:
         raise InputError(f"{option} and --{given[0].replace('_', '-')} exclude each other")
-
-
-def _names(text: str | None) -> list[str]:
-    return [] if text is None else [name.strip() for name in text.split(",")]
 
 
 def _check_formats(as_json: bool, as_jsonl: bool, as_csv: bool, parquet: Path | None) -> bool:

@@ -67,7 +67,6 @@ def show(
     """
     from trappm import snapshots
     from trappm.learner.snapshots.manifest import read_manifest
-    from trappm.learner.snapshots.snapshot import load_snapshot
     from trappm.prediction.selection import find_folder
 
     if name is None:
@@ -81,6 +80,8 @@ def show(
     if registry is None:
         folder = find_folder(name)
         manifest = read_manifest(folder)
+        from trappm.learner.snapshots.snapshot import load_snapshot  # imports torch
+
         load_snapshot(folder)  # checks every file
     else:
         manifest = place.manifest(place.resolve(name))

@@ -50,6 +50,7 @@ from trappm.profiler.models.known_names import (
     is_file,
     is_hub_id,
     is_prefixed,
+    refuse_length,
     refuse_unknown,
     refuse_weights,
     unit_of,
@@ -175,6 +176,8 @@ def subject_of(
             return _file(path, key, is_tokens, limit_s, data_folder())
         size = _size_of(model, input_size, sequence_length)
         refuse_unknown(model)
+        if sequence_length is not None:
+            refuse_length(model, sequence_length)
         return _architecture(ModelKey(model, size), data_folder())
     from torch import nn
 
@@ -282,7 +285,7 @@ def digest_of(path: Path) -> str:
     """Return the hash of a file's bytes; this process reads an unchanged file once.
 
     Raises:
-        ModelFileError: It cannot be read.
+        ModelFileError: It cannot be read, or does not begin as ONNX files do.
         UnknownArchitectureError: It holds weights, not a model.
     """
     refuse_weights(str(path))
@@ -294,9 +297,18 @@ def digest_of(path: Path) -> str:
         raise ModelFileError(f"{path} cannot be read: {error.strerror}{hub}") from error
 
 
+_FIRST_BYTE = b"\x08"
+"""First byte of an ONNX file: the tag of its version. The rest is read in a confined process."""
+
+
 @lru_cache(maxsize=4096)
 def _content_hash(path: Path, _size: int, _modified_ns: int, _inode: int) -> str:
     with path.open("rb") as file:
+        if file.read(1) != _FIRST_BYTE:
+            raise ModelFileError(
+                f"{path} is not an ONNX file, or is cut short; export the model again"
+            )
+        file.seek(0)
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
 
@@ -97,21 +97,27 @@ class Cost:
     """Cost of measuring, failed attempts included."""
 
     gpu_hours: float
+    cpu_hours: float
+    """Hours of measuring on CPU devices, whatever their number of cores."""
     gpu_hours_to_come: float | None
     """Upper bound; None while no attempt has ended on a device that is to measure more."""
+    cpu_hours_to_come: float | None
     money: float | None
-    """None without `stop.price_per_gpu_hour` in the campaign file."""
+    """None without `stop.price_per_gpu_hour` in the campaign file; CPU hours cost nothing."""
     money_to_come: float | None
 
     def __str__(self) -> str:
-        def amount(hours: float, money: float | None) -> str:
-            return f"{hours:,.2f} GPU-hours" + ("" if money is None else f" (money: {money:,.2f})")
+        def amount(gpu_hours: float, cpu_hours: float, money: float | None) -> str:
+            hours = {"GPU-hours": gpu_hours, "CPU-hours": cpu_hours}
+            parts = [f"{value:,.2f} {unit}" for unit, value in hours.items() if value]
+            text = " and ".join(parts) or "nothing"
+            return text + ("" if money is None else f" (money: {money:,.2f})")
 
-        line = f"spent on measuring: {amount(self.gpu_hours, self.money)}"
-        if self.gpu_hours_to_come is None:
+        line = f"spent on measuring: {amount(self.gpu_hours, self.cpu_hours, self.money)}"
+        if self.gpu_hours_to_come is None or self.cpu_hours_to_come is None:
             return line
-        to_come = amount(self.gpu_hours_to_come, self.money_to_come)
-        return f"{line}; to come at most: about {to_come}"
+        to_come = amount(self.gpu_hours_to_come, self.cpu_hours_to_come, self.money_to_come)
+        return f"{line}; to come at most: {to_come}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -385,18 +391,33 @@ def _cost(
         for device, facts in devices.items()
         if campaign.state not in ENDED and (count := facts.budget - facts.done - facts.failed) > 0
     }
-    hours_to_come = None
-    if all(attempts.get(device) for device in to_come):
-        seconds = sum(n * spent_s[device] / attempts[device] for device, n in to_come.items())
-        hours_to_come = seconds / 3600
     price = None if budget.stop is None else budget.stop.price_per_gpu_hour
-    hours = sum(spent_s.values()) / 3600
+    spent = _by_kind(spent_s)
+    left = None
+    if all(attempts.get(device) for device in to_come):
+        left = _by_kind({d: n * spent_s[d] / attempts[d] for d, n in to_come.items()})
     return Cost(
-        gpu_hours=hours,
-        gpu_hours_to_come=hours_to_come,
-        money=None if price is None else price * hours,
-        money_to_come=None if price is None or hours_to_come is None else price * hours_to_come,
+        gpu_hours=spent.gpu,
+        cpu_hours=spent.cpu,
+        gpu_hours_to_come=left and left.gpu,
+        cpu_hours_to_come=left and left.cpu,
+        money=None if price is None else price * spent.gpu,
+        money_to_come=None if price is None or left is None else price * left.gpu,
     )
+
+
+class _Hours(NamedTuple):
+    """Hours of measuring by kind of device."""
+
+    gpu: float
+    cpu: float
+
+
+def _by_kind(seconds: Mapping[str, float]) -> _Hours:
+    """Return the hours of seconds by device."""
+    cpu_s = sum(own for device, own in seconds.items() if is_cpu_device(device))
+    gpu_s = sum(own for device, own in seconds.items() if not is_cpu_device(device))
+    return _Hours(gpu_s / 3600, cpu_s / 3600)
 
 
 def _canary(readings: Iterable[CanaryReading]) -> list[CanarySeries]:

@@ -188,20 +188,26 @@ def test_a_campaign_is_watched_by_its_store_alone(store, capsys):
 
 
 def test_status_reports_what_a_campaign_has_spent(store, tmp_path, capsys):
-    workers = FakeWorkers(stop_after=7)
-    run = campaign(store, workers, stop={"price_per_gpu_hour": 3600.0})
+    devices = {"source": "cpu-2t", "target": "a100"}
+    workers = FakeWorkers(stop_after=7, devices=devices.values())
+    run = campaign(store, workers, devices=devices, stop={"price_per_gpu_hour": 3600.0})
     with pytest.raises(CampaignStopped):
         run.run()
     cost = campaign_facts(store, run.id).cost
-    spent = sum(sum(n.values()) for n in store.campaigns.outcome_counts(run.id).values())
-    assert cost.money == pytest.approx(spent)  # each attempt is made up to take a second
-    assert cost.money_to_come == pytest.approx(sum(BUDGET.values()) - spent)
-    assert cost.gpu_hours == pytest.approx(spent / 3600)
+    counts = store.campaigns.outcome_counts(run.id)
+    on_cpu, on_gpu = (sum(counts[device].values()) for device in devices.values())
+    # Each attempt is made up to take a second.
+    assert cost.money == pytest.approx(on_gpu)
+    assert cost.money_to_come == pytest.approx(BUDGET["cpu-1t"] - on_gpu)
+    assert cost.gpu_hours == pytest.approx(on_gpu / 3600)
+    assert cost.cpu_hours == pytest.approx(on_cpu / 3600)
+    assert cost.cpu_hours_to_come == pytest.approx((BUDGET["cpu-2t"] - on_cpu) / 3600)
     print_status(campaign_facts(store, run.id))
-    assert f"(money: {spent:,.2f})" in capsys.readouterr().out
-    campaign(store, FakeWorkers(), campaign_id=run.id).run()
+    spent = f"GPU-hours and {on_cpu / 3600:,.2f} CPU-hours (money: {on_gpu:,.2f})"
+    assert spent in " ".join(capsys.readouterr().out.split())
+    campaign(store, FakeWorkers(devices=devices.values()), campaign_id=run.id).run()
     cost = campaign_facts(store, run.id).cost
-    assert cost.money == pytest.approx(sum(BUDGET.values()))
+    assert cost.money == pytest.approx(BUDGET["cpu-1t"])
     assert cost.money_to_come == 0.0
 
 

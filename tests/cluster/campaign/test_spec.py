@@ -149,7 +149,8 @@ def test_the_transformers_pool_covers_all_options_and_several_models_per_family(
         ({"characterise": False}, "characterise: unknown key"),
         ({"name": ""}, "name"),
         ({"name": "../up"}, "name"),
-        ({"rounds": {"count": -1, "source": 2}}, "rounds.count"),
+        ({"rounds": {"count": -1, "source": 2}}, "rounds.count: must be greater than or equal"),
+        ({"rounds": {"source": 2}}, "rounds.count: is missing"),
         ({"evaluation": {"source": 2, "tarket": 2}}, "did you mean 'target'"),
         ({"devices": {"source": "cpu-2t", "target": "cpu-2t"}}, "source and target are the same"),
         ({"learner": "paper", "strategy": "uncertainty"}, "take learner: paper-ensemble"),
@@ -185,6 +186,14 @@ def test_the_transformers_pool_covers_all_options_and_several_models_per_family(
 def test_a_faulty_file_is_reported_with_its_name_and_fault(change, message):
     with pytest.raises(InputError, match=f"my.yaml.*{re.escape(message)}"):
         parse(small() | change)
+
+
+def test_an_error_of_yaml_names_the_place_in_the_file_alone():
+    with pytest.raises(
+        InputError, match=r"my\.yaml is not valid YAML: .* at line 1, column 5"
+    ) as error:
+        parse_spec("a: [", origin="my.yaml")
+    assert "string>" not in str(error.value)
 
 
 @pytest.mark.parametrize("text", ["", "- a", "a: [", "!!python/object/apply:os.system ['true']"])

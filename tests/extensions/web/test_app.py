@@ -135,14 +135,15 @@ def test_invalid_bodies_give_problem_details(server, path, body, kind):
         ({"device": "tpu"}, 404, "tpu"),
         ({"phase": "sleep"}, 400, "sleep"),
         ({"batch_size": 0}, 400, "batch_size"),
-        ({"batch_size": "4"}, 400, "batch_size"),
+        ({"batch_size": "4"}, 400, "batch_size: must be a valid integer ('4')"),
+        ({"batchsize": 4}, 400, "batchsize: unknown field; did you mean 'batch_size'?"),
         ({"epochs": 3}, 400, "samples"),
         ({"devices": "all"}, 400, "not both"),
         ({"model": "/etc/passwd"}, 400, "upload"),
         ({"model": "secret.onnx"}, 400, "upload"),
         ({"snapshot": "../../etc"}, 404, "alias"),
-        ({"snapshot": "nobody"}, 404, "nobody"),
-        ({"colour": 1}, 400, "colour"),
+        ({"snapshot": "nobody"}, 404, "'nobody' in TRAPPM_HOME/snapshots"),
+        ({"colour": 1}, 400, "colour: unknown field; see /openapi.json"),
     ],
 )
 def test_invalid_fields_are_named_in_the_error(server, change, status, words):
@@ -202,6 +203,7 @@ OTHERS = (
     ({"host": "rebound.example"}, 400),
     ({"origin": "http://evil.example"}, 403),
     ({"origin": "null"}, 403),
+    ({"origin": "https://127.0.0.1:8000"}, 403),
     ({"origin": "http://[::1"}, 403),
     ({"origin": "http://[x]"}, 403),
     ({"origin": "//"}, 403),
@@ -218,6 +220,25 @@ def test_other_hosts_origins_and_sites_are_rejected(home):
         for headers, status in OTHERS:
             assert asker.get("/v1/devices", **headers).status == status, headers
         assert asker.get("/", sec_fetch_site="cross-site").status == 200  # a link to the page
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers", "status"),
+    [
+        ("HEAD", "/v1/predict", {}, 405),
+        ("GET", "/v1/compare", {}, 405),
+        ("POST", "/healthz", {}, 405),
+        ("GET", "/v1/nothing", {}, 404),
+        ("GET", "/", {}, 200),
+        ("POST", "/v1/predict", {"content_length": "2", "transfer_encoding": "chunked"}, 400),
+        ("GET", "/healthz", {"content_length": "0", "transfer_encoding": "chunked"}, 400),
+    ],
+)
+def test_methods_and_framing_are_checked(server, method, path, headers, status):
+    response = server.run(server.ask(method, path, [b"{}"], headers))
+    assert response.status == status
+    assert ("allow" in response.headers) == (status == 405)
+    assert response.headers.get("connection") == ("close" if status == 400 else None)
 
 
 def test_body_size_is_limited_with_or_without_content_length(home):
@@ -282,7 +303,9 @@ def test_new_snapshot_is_activated_without_failed_requests(home):
         damaged = other_snapshot(home / "snapshots", "three")
         registry.set_alias("latest", damaged, "published")
         next((home / "snapshots" / damaged).glob("heads-*")).write_bytes(b"")
-        assert asker.post("/v1/reload", b"").status == 404
+        reloaded = asker.post("/v1/reload", b"")
+        assert (reloaded.status, str(home) in reloaded.body.decode()) == (404, False)
+        assert str(home) not in asker.get("/api/snapshots").body.decode()
         assert asker.post("/v1/predict", QUESTION).json["snapshot"] == second
         assert 'trappm_reloads_total{outcome="failed"} 1.0' in asker.get("/metrics").body.decode()
     registry.set_alias("latest", second, "by hand")

@@ -231,6 +231,14 @@ def test_labels_are_filtered_sorted_and_opened_by_keyboard(page, server):
     assert "family=vit" in page.url
 
 
+def test_labels_are_compared_and_cut_to_columns_as_on_the_command_line(page, server):
+    show(page, server, "labels?columns=family,batch_size")
+    page.get_by_label("Where").fill("batch_size >= 1 and family = vit")
+    page.keyboard.press("Enter")
+    page.get_by_text("2 labels", exact=True).wait_for()
+    assert page.locator("thead th").all_inner_texts() == ["Id", "Family", "Batch size"]
+
+
 def test_labels_are_downloaded_as_filtered(page, server):
     show(page, server, "labels?family=resnet")
     with page.expect_download() as download:
@@ -451,7 +459,9 @@ WORDS = st.one_of(
     st.sampled_from([2**31, 2**63]).map(str),
     st.text(max_size=30),
 )
-ASKED = st.sampled_from([*inspect.signature(LabelFilter).parameters, "sort", "page", "size"])
+ASKED = st.sampled_from(
+    [*inspect.signature(LabelFilter).parameters, "sort", "columns", "page", "size"]
+)
 PLACES = st.one_of(
     st.sampled_from(["labels", "labels/download/csv"]),
     st.tuples(st.sampled_from(["labels/", "campaigns/", "snapshots/"]), WORDS).map("".join),

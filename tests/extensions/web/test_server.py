@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ from onnx_export import export_onnx
 from serving_samples import QUESTION, other_snapshot
 
 import trappm
+from trappm.extensions.web import connections
 from trappm.learner.snapshots.registry import Registry
 
 ROOT = Path(__file__).parents[3]
@@ -98,6 +100,20 @@ def test_server_follows_the_alias(server, home):
         assert time.monotonic() < deadline
         time.sleep(0.1)
     assert ask(port, "/v1/predict", json.dumps(QUESTION))[1]["snapshot"] == newest
+
+
+def test_half_sent_requests_are_closed_and_shut_nobody_out(server):
+    _, port = server
+    held = [socket.create_connection(("127.0.0.1", port), timeout=30) for _ in range(300)]
+    begin = time.monotonic()
+    for connection in held:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0")
+    for path in ("/healthz", "/v1/devices"):
+        assert ask(port, path)[0] == 200
+    assert [connection.recv(1) for connection in held[-2:]] == [b"", b""]  # closed by the server
+    assert connections.HEADERS_S - 2 < time.monotonic() - begin < connections.HEADERS_S + 10
+    for connection in held:
+        connection.close()
 
 
 @contextmanager

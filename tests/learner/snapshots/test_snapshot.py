@@ -205,6 +205,22 @@ def test_heads_of_an_unknown_kind_are_refused(saved):
         load_snapshot(saved.folder)
 
 
+def test_heads_are_refused_at_the_place_of_others(saved):
+    """Swap two files, and seal the manifest again."""
+    files = saved.manifest.to_json()["files"]
+    names = [f"heads-{device}-train.safetensors" for device in ("cpu-1t", "cpu-2t")]
+    first, second = (saved.folder / name for name in names)
+    swapped = {first: second.read_bytes(), second: first.read_bytes()}
+    for path, data in swapped.items():
+        path.write_bytes(data)
+    rewrite(
+        saved.folder, files=files | dict(zip(names, (files[n] for n in names[::-1]), strict=True))
+    )
+    reason = "'cpu-2t train memory_mib,step_time_ms' in place of 'cpu-1t train memory_mib,"
+    with pytest.raises(SnapshotError, match=reason):
+        load_snapshot(saved.folder)
+
+
 def test_oversized_files_are_not_read(saved):
     with (saved.folder / "encoder.safetensors").open("ab") as file:
         file.truncate(8 << 30)

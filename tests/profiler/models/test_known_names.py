@@ -48,6 +48,26 @@ def test_names_read_from_the_source_agree_with_timm():
         (["predict", "resnet51"], "did you mean 'resnet51q'"),
         (["compare", "resnet50", "resnet51"], "did you mean 'resnet51q'"),
         (["predict", "resnet50", "--batch-size", "0"], "batch size is 0"),
+        (["predict", ""], "the model's name is empty"),
+        (["predict", "model"], "timm has no architecture 'model'"),
+        (["predict", __file__], "is not an ONNX file"),
+        pytest.param(
+            ["roofline", "resnet51"],
+            "did you mean 'resnet51q'",
+            marks=pytest.mark.extension("roofline"),
+        ),
+        pytest.param(
+            ["scale", "resnet51"],
+            "did you mean 'resnet51q'",
+            marks=pytest.mark.extension("parallel"),
+        ),
+        pytest.param(
+            ["predict", "hf:gpt2", "--sequence-length", "100000"],
+            "at most 1,024 tokens",
+            marks=pytest.mark.extension("transformers"),
+        ),
+        (["compare", "resnet50", "--sort", "price"], "'--sort': 'price' is not one of"),
+        (["snapshot", "show", "nobody"], "no snapshot 'nobody'"),
         (["--version"], "trappm "),
     ],
 )

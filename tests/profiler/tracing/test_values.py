@@ -106,6 +106,16 @@ def test_the_branch_of_the_example_is_taken(limit):
     assert (answer.largest_batch < 0.5 * plain.largest_batch) == (limit > 0)
 
 
+def test_activations_that_are_kept_on_the_cpu_are_remarked_on():
+    def body(self, x):
+        with torch.autograd.graph.save_on_cpu():
+            return self.head(x.flatten(1).relu())
+
+    offloaded = ask(Function(body, head=nn.Linear(3072, 10)), torch.rand(256, 3, 32, 32), None)
+    assert "the time does not include these copies" in " ".join(offloaded.remarks)
+    assert "these copies" not in " ".join(ask(classifier(GUARDS["item"])).remarks)
+
+
 def test_work_on_the_host_is_not_of_the_step():
     def on_host(y):
         copied = y.mean().detach().cpu()

@@ -53,6 +53,12 @@ FILTERS = [
     ({"outcome": "any", "since": "2026-01-02T04:04:05.6+01:00"}, 7),
     ({"outcome": "any", "since": "2026-01-02T04:04:05.7+01:00"}, 0),
     ({"outcome": "any", "until": "2026-01-01"}, 0),
+    ({"where": "step_time_ms <= 5"}, 2),
+    ({"where": "step_time_ms <= 5 and batch_size > 1.5 AND power_w == 4e1"}, 1),
+    ({"where": "architecture = 'odd%name'", "device": "cpu-2t"}, 1),
+    ({"where": "device != a100 and provenance=measured"}, 3),
+    ({"where": "created_at > 2026-01-02 and id < 1e30"}, 5),
+    ({"where": "outcome = oom and started_at <= 2026-01-02", "outcome": "any"}, 1),
 ]
 
 
@@ -92,9 +98,15 @@ def test_rows_are_sorted_with_missing_values_last_and_have_the_requested_columns
         ({"sort": "speed"}, "cannot sort by 'speed'"),
         ({"columns": ["prize"]}, "cannot show 'prize'"),
         ({"columns": ["outcome"]}, "cannot show 'outcome'"),
+        ({"where": "outcome = oom"}, "cannot compare 'outcome'"),
+        ({"where": "power_w > much"}, "cannot compare power_w with 'much'; give a number"),
+        ({"where": "batch_size = nan"}, "cannot compare batch_size with 'nan'"),
+        ({"where": "device > a"}, "cannot compare device by >, because it is text"),
+        ({"where": "created_at > soon"}, "'soon' is no time"),
     ):
+        where = wrong.pop("where", None)
         with pytest.raises(InputError, match=reason):
-            query(LabelFilter(), **wrong)
+            query(LabelFilter(where=where), **wrong)
     names = filled_store.labels.names()
     assert names["device"] == ["a100", "cpu-2t"]
     assert names["family"] == ["odd", "resnet", "vgg"]
@@ -136,6 +148,14 @@ def test_sizes_outside_the_column_range_are_refused(name, value):
 def test_invalid_times_are_refused(name, text):
     with pytest.raises(InputError, match="is no time; give an ISO date such as"):
         LabelFilter(**{name: text})
+
+
+@pytest.mark.parametrize(
+    "text", ["", "power_w", "a = 1 or b = 2", "a = 1 and", "a =", "a = 1" * 999]
+)
+def test_conditions_that_are_no_comparisons_are_refused(text):
+    with pytest.raises(InputError, match="write comparisons"):
+        LabelFilter(where=text)
 
 
 def test_times_default_to_utc():
@@ -197,4 +217,6 @@ def test_hostile_text_matches_and_changes_nothing(filled_store, database_url):
         for settings in ({"sort": hostile}, {"columns": [hostile]}):
             with pytest.raises(InputError):
                 query(LabelFilter(), **settings)
+        with pytest.raises(InputError):
+            query(LabelFilter(where=hostile))
     assert contents(database_url) == before

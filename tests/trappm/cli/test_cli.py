@@ -96,7 +96,7 @@ def test_an_unusable_data_folder_is_reported_only_where_it_is_needed(
     [
         ({"sead": 1}, "did you mean 'seed'"),
         ({"devices": {"source": "a100"}}, "a100"),
-        ({"initial": {"source": 99}}, "budget for cpu-2t cannot be met"),
+        ({"initial": {"source": 99}}, "change evaluation.architecture_share (0.2)"),
         (
             {"pool": {"groups": [{"architectures": ["resnet1o"], "batch_sizes": [1],
                                   "input_sizes": [64]}]}},

@@ -102,6 +102,9 @@ def test_query_filters_selects_sorts_and_limits(filled, answer, rows_of):
         "--metric memory_mib --protocol quick --since 1h --precision fp32"
     )
     assert rows == [{"batch_size": b, "step_time_ms": 10.0 * b} for b in (4, 2, 1)]
+    assert rows_of("--columns batch_size --where", "step_time_ms > 15 and power_w < 60") == [
+        {"batch_size": 4}, {"batch_size": 4},
+    ]  # fmt: skip
     assert rows_of("--until 2025-12-31") == []
     assert [r["outcome"] for r in rows_of("--outcome oom")] == ["oom"]
     assert answer("query --outcome oom --until 2025-12-31") == "0 attempts\n"
@@ -140,10 +143,15 @@ def test_sql_queries_are_answered_and_cannot_write(filled, command, answer, rows
     assert rows_of("--sql", "SELECT count(*) AS n FROM labels") == [{"n": 6}]
     assert "resnet18" in answer("query --sql", "SELECT architecture FROM configurations")
     some = ("labels query --limit 2 --sql", "SELECT id FROM labels ORDER BY 1")
-    status, out, err = command(*some)
-    assert status == 0
-    assert out.split()[-2:] == ["1", "2"]
-    assert "there is more than these 2" in err
+    assert command(*some)[1].split("\n")[-4:] == [
+        " 1",
+        " 2",
+        "there is more than these 2; see --limit",
+        "",
+    ]
+    status, out, err = command(*some, "--csv")
+    assert (status, out.split()[1:]) == (0, ["1", "2"])
+    assert err == "trappm: there is more than these 2; see --limit\n"
     assert "refused" in refusal("labels query --sql", "DELETE FROM labels")
     assert len(rows_of("")) == 6
 
@@ -188,6 +196,8 @@ def test_show_prints_the_whole_label(filled, answer):
 WRONG = [
     (["query", "--device", "cpu-2"], "did you mean 'cpu-2t'?"),
     (["query", "--since", "yesterday"], "'yesterday' is no time"),
+    (["query", "--where", "step_time_ms"], "write comparisons"),
+    (["query", "--where", "speed > 3"], "cannot compare 'speed'; there is id, architecture"),
     (["query", "--json", "--csv"], "--json and --csv exclude each other"),
     (["query", "--parquet", "nowhere/x.parquet"], "no folder nowhere"),
     (["query", "--limit", "9" * 30], "--limit"),
@@ -221,8 +231,9 @@ def test_a_missing_store_is_reported_and_not_created(home, refusal, arguments):
 
 def test_label_store_returns_labels_as_a_frame(filled):
     store = trappm.LabelStore()
-    frame = store.labels(architecture="resnet*", sort="-batch_size", columns="batch_size")
+    frame = store.labels(architecture="resnet*", sort="-batch_size", columns="batch_size,id")
     assert frame.batch_size.tolist() == [4, 2, 1]
+    assert store.labels(where="batch_size >= 2", columns="id").shape == (4, 1)
     assert len(store.labels(outcome="any")) == 8
     with pytest.raises(InputError, match="did you mean 'vgg'"):
         store.labels(family="vggs")

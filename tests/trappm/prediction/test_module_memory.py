@@ -64,6 +64,8 @@ def test_predicted_memory_is_that_of_the_traced_step():
 
 def test_the_breakdown_names_modules_lines_and_operators():
     breakdown = small(batch_size=256).memory_breakdown
+    assert len(repr(breakdown)) < 500
+    assert f"{breakdown.total_mib:,.0f} MiB in {breakdown.moment}" in repr(breakdown)
     assert "pass, in" in breakdown.moment
     assert {"conv1.0", "layer1"} <= {m.name for m in breakdown.modules.walk(2)}
     inside = sum(child.size_mib for child in breakdown.modules.children.values())

@@ -62,6 +62,10 @@ def scale(
 
     Example: trappm scale resnet50 --batch-size 64 --device a100 --gpus 1,2,4,8,16
     """
+    from trappm.prediction.models import subject_of
+
+    for model in models:
+        subject_of(model, **vars(size))  # refuses it before torch is imported
     from trappm.extensions.parallel.scaling import print_scaling, scaling, scaling_json
 
     named = _COUNTS if gpus is None else gpus

@@ -40,21 +40,23 @@ def roofline(
 
     Example: trappm roofline resnet50 --batch-size 64 --device v100 --device a100
     """
-    from trappm.extensions.roofline.drawing import draw_png
-    from trappm.extensions.roofline.report import print_rooflines, rooflines_json
-    from trappm.extensions.roofline.steps import roofline_devices, roofline_steps
     from trappm.prediction.models import subject_of
     from trappm.prediction.question import Question
     from trappm.prediction.selection import Selection
     from trappm.terminal.plots import require_matplotlib
 
+    subject = subject_of(model, **vars(size))
     if png is not None:
         require_matplotlib("--png")
     selection = Selection(
         Question(batch_size=batch_size, phase=phase, **vars(settings), snapshot=snapshot)
     )
+    # Imported here: they need torch, and the refusals above do not.
+    from trappm.extensions.roofline.drawing import draw_png
+    from trappm.extensions.roofline.report import print_rooflines, rooflines_json
+    from trappm.extensions.roofline.steps import roofline_devices, roofline_steps
+
     devices = roofline_devices(selection, device)
-    subject = subject_of(model, **vars(size))
     steps = roofline_steps(selection, subject, devices)
     if png is not None:
         draw_png(steps, png)

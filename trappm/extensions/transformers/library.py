@@ -26,6 +26,7 @@ from trappm.extensions.transformers.model_names import (
     Frozen,
     TransformerName,
     builtin_shapes,
+    refuse_longer,
     shape_like,
 )
 from trappm.profiler.errors import InputError, TrappmError, from_extra
@@ -110,11 +111,8 @@ def input_size_of(architecture: str, input_size: int | None) -> int:
     longest = _longest(config)
     if input_size is None:
         return min(longest or DEFAULT_LENGTH, DEFAULT_LENGTH)
-    if longest is not None and input_size > longest:
-        raise InputError(
-            f"{architecture} supports at most {longest:,} tokens, not {input_size:,}; reduce the "
-            "sequence length"
-        )
+    if longest is not None:
+        refuse_longer(architecture, input_size, longest)
     return input_size
 
 

@@ -223,6 +223,32 @@ def unit_of(architecture: str) -> str:
     return "px" if shape["model_type"] in _OF_IMAGES else "tokens"
 
 
+def refuse_length(architecture: str, tokens: int) -> None:
+    """Raise InputError for more tokens than the model's shape has.
+
+    Shapes that leave their length to transformers are checked by `library.input_size_of`.
+    """
+    shape = TransformerName.parse(architecture).shape() or {}
+    kind = shape.get("model_type")
+    longest = shape.get("max_position_embeddings", _DEFAULT_LENGTHS.get(str(kind)))
+    if kind == "gpt2":
+        longest = shape.get("n_positions", longest)
+    if isinstance(longest, int) and not any(key.endswith("_config") for key in shape):
+        refuse_longer(architecture, tokens, longest)
+
+
+def refuse_longer(architecture: str, tokens: int, longest: int) -> None:
+    """Raise InputError for more tokens than the longest sequence of a model."""
+    if tokens > longest:
+        raise InputError(
+            f"{architecture} supports at most {longest:,} tokens, not {tokens:,}; reduce the "
+            "sequence length"
+        )
+
+
+_DEFAULT_LENGTHS = {"gpt2": 1024, "bert": 512}
+"""Longest sequences of model types whose shapes leave it to transformers' default."""
+
 # Model types of image classifiers, listed to avoid importing transformers.
 _OF_IMAGES = frozenset({
     "beit", "bit", "clip", "convnext", "convnextv2", "cvt", "data2vec-vision", "deit", "dinat",

@@ -11,17 +11,19 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.routing import Match, Mount
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from trappm import __version__
 from trappm.extensions.web.answerer import Answerer
-from trappm.extensions.web.gate import Gate, ServingSettings
+from trappm.extensions.web.gate import DATA, HEALTH, Gate, ServingSettings
 from trappm.extensions.web.metrics import Metrics
 from trappm.extensions.web.page.api import router as page_router
 from trappm.extensions.web.problems import problem, refusal
 from trappm.extensions.web.routes import router
-from trappm.profiler.errors import InputError, TrappmError
+from trappm.extensions.web.schemas import FIELDS
+from trappm.profiler.errors import InputError, TrappmError, fault_text, nearest
 
 _DESCRIPTION = """Time, memory and power of a deep-learning training step.
 Fields and responses correspond to the arguments and results of `trappm.predict`."""
@@ -69,7 +71,7 @@ def create_app(settings: ServingSettings) -> FastAPI:
     _add_error_handlers(app)
     app.include_router(router)
     app.include_router(page_router)
-    app.mount("/", _Files(directory=FILES, html=True), name="page")  # last: it matches every path
+    app.router.routes.append(_Page("/", _Files(directory=FILES, html=True), name="page"))
     return app
 
 
@@ -95,9 +97,20 @@ def _add_error_handlers(app: FastAPI) -> None:
         assert isinstance(error, RequestValidationError)  # noqa: S101
         first = error.errors()[0]
         where = ".".join(str(x) for x in first["loc"] if isinstance(x, int) or x.isidentifier())
+        if first["type"] == "extra_forbidden":
+            hint = nearest(str(first["loc"][-1]), FIELDS, otherwise="see /openapi.json")
+            return problem(InputError(f"{where}: unknown field; {hint}"))
         value = repr(first.get("input"))[:60]
         shown = "" if first["type"] in {"missing", "json_invalid"} else f" ({value})"
-        return problem(InputError(f"{where}: {first['msg']}{shown}; see /openapi.json"))
+        return problem(InputError(f"{where}: {fault_text(first)}{shown}; see /openapi.json"))
+
+
+class _Page(Mount):
+    """Every path that is not of the API, so that another method on a route of it gives 405."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        is_of_api = scope["path"] in HEALTH or scope["path"].startswith(DATA)
+        return (Match.NONE, {}) if is_of_api else super().matches(scope)
 
 
 class _Files(StaticFiles):

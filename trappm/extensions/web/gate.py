@@ -1,7 +1,7 @@
 """Checks of every request before its route.
 
-Plain ASGI middleware also covers static files. Slow clients, fairness between clients and TLS are
-left to a reverse proxy (docs/serving.md).
+Plain ASGI middleware also covers static files. `connections` limits clients that send no whole
+request; fairness between clients and TLS are left to a reverse proxy (docs/serving.md).
 
 FastAPI's `HTTPBearer` reads the body before it checks the token and leaves unknown routes open.
 Starlette's `RequestBodyLimitMiddleware` responds in plain text, without problem details.
@@ -107,11 +107,16 @@ class Gate:
             self._metrics.seconds.labels(route).observe(time.perf_counter() - begin)
 
     async def _checked(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = MutableHeaders(raw=list(scope["headers"]))
+        if "content-length" in headers and "transfer-encoding" in headers:  # RFC 9112, section 6.1
+            response = refusal(400, "the body has both Content-Length and Transfer-Encoding")
+            response.headers["connection"] = "close"
+            await response(scope, receive, send)
+            return
         if scope["path"] in HEALTH:
             await self._app(scope, receive, send)
             return
-        headers = MutableHeaders(raw=list(scope["headers"]))
-        self._check_caller(scope["path"], headers)
+        self._check_caller(scope, headers)
         is_upload = headers.get("content-type", "").startswith("multipart/")
         is_upload = is_upload and scope["path"].endswith("/upload")
         if not is_upload:  # `curl -d` sends JSON with the type of a form, which FastAPI rejects
@@ -142,11 +147,11 @@ class Gate:
         finally:
             self._requests -= 1
 
-    def _check_caller(self, path: str, headers: Mapping[str, str]) -> None:
+    def _check_caller(self, scope: Scope, headers: Mapping[str, str]) -> None:
         """Raise ServingError for cross-site requests and for a missing or wrong token."""
-        settings = self._settings
-        host, origin = headers.get("host", ""), headers.get("origin")
-        if origin is not None and origin.lower().partition("//")[2] != host.lower():
+        settings, path = self._settings, scope["path"]
+        own, origin = f"{scope['scheme']}://{headers.get('host', '')}", headers.get("origin")
+        if origin is not None and origin.lower() != own.lower():
             raise ServingError(403, f"cross-origin request from {origin[:100]} refused")
         # Browsers send this header with requests from other sites; links to the page are allowed.
         site = headers.get("sec-fetch-site", "none")

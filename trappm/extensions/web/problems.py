@@ -21,6 +21,7 @@ from trappm.profiler.errors import (
     UnknownArchitectureError,
     UnsupportedModelError,
 )
+from trappm.profiler.host.environment import VARIABLE, data_folder
 
 
 class ServingError(TrappmError):
@@ -51,7 +52,12 @@ def problem(error: TrappmError) -> JSONResponse:
         return refusal(error.status, str(error))
     status = next(status for kind, status in _STATUS if isinstance(error, kind))
     words = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", type(error).__name__.removesuffix("Error"))
-    return refusal(status, str(error), f"urn:trappm:problem:{words.lower()}")
+    return refusal(status, without_home(str(error)), f"urn:trappm:problem:{words.lower()}")
+
+
+def without_home(text: str) -> str:
+    """Return the text with the name of the server's data folder in place of its path."""
+    return text.replace(str(data_folder()), VARIABLE)
 
 
 def refusal(status: int, detail: str, kind: str = "about:blank") -> JSONResponse:

@@ -51,6 +51,7 @@ def serve(
     import uvicorn
 
     from trappm.extensions.web.app import create_app
+    from trappm.extensions.web.connections import LimitedConnection
 
     place = _listen(host, port)
     with place:
@@ -58,9 +59,8 @@ def serve(
         sys.setswitchinterval(_SWITCH_S)
         config = uvicorn.Config(
             app,
-            http="h11",
+            http=LimitedConnection,
             ws="none",
-            limit_concurrency=2 * settings.max_requests + 64,
             log_level="warning",
             access_log=False,
             server_header=False,

@@ -122,6 +122,13 @@ class ScalingRequest(StepRequest):
     )
 
 
+FIELDS = {
+    name
+    for model in (PredictionRequest, RooflineRequest, ScalingRequest)
+    for name in model.model_fields
+}  # fmt: skip
+"""Names of the fields of all requests."""
+
 PredictionRequests = Annotated[
     Annotated[PredictionRequest, Tag("question")]
     | Annotated[

@@ -43,11 +43,17 @@ def show_campaign(campaign_id: str) -> dict[str, Any]:
 
 @router.get("/labels")
 def list_labels(
-    wanted: Wanted, sort: ShortText = "architecture", page: Page = 1, size: Size = 50
+    wanted: Wanted,
+    sort: ShortText = "architecture",
+    columns: ShortText = None,
+    page: Page = 1,
+    size: Size = 50,
 ) -> dict[str, Any]:
     """Return one page of the labels (with an outcome: attempts) that match the filter."""
     with store_or_none_yet(Home.find()) as store:
-        return facts.labels(store, wanted, sort=sort or "architecture", page=page, size=size)
+        return facts.labels(
+            store, wanted, sort=sort or "architecture", columns=columns, page=page, size=size
+        )
 
 
 @router.get("/labels/names")
@@ -59,11 +65,16 @@ def names_of_labels() -> dict[str, Any]:
 
 @router.get("/labels/download/{kind}")
 def download_labels(
-    kind: Literal["csv", "json"], wanted: Wanted, sort: ShortText = "architecture"
+    kind: Literal["csv", "json"],
+    wanted: Wanted,
+    sort: ShortText = "architecture",
+    columns: ShortText = None,
 ) -> Response:
     """Return all labels that match the filter as a file."""
     with store_or_none_yet(Home.find()) as store:
-        text = facts.labels_file(store, wanted, sort=sort or "architecture", kind=kind)
+        text = facts.labels_file(
+            store, wanted, sort=sort or "architecture", columns=columns, kind=kind
+        )
     media = "text/csv" if kind == "csv" else "application/json"
     disposition = f'attachment; filename="labels.{kind}"'
     return Response(text, media_type=media, headers={"Content-Disposition": disposition})

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from trappm.label_store import records
+from trappm.extensions.web.problems import without_home
+from trappm.label_store import column_names, records
 from trappm.learner.snapshots.manifest import Manifest, read_manifest
 from trappm.prediction.selection import DEFAULT_SNAPSHOT, SHIPPED, local_registry
 from trappm.profiler.errors import InputError
@@ -126,8 +127,10 @@ def _pace(store: Store, campaign_id: str) -> dict[str, Any]:
     }
 
 
-def labels(store: Store, wanted: LabelFilter, *, sort: str, page: int, size: int) -> dict[str, Any]:
-    """Return one page of a table of labels.
+def labels(
+    store: Store, wanted: LabelFilter, *, sort: str, columns: str | None, page: int, size: int
+) -> dict[str, Any]:
+    """Return one page of a table of labels, with their ids and the named columns, or all.
 
     Returns:
         rows (by column), total, more_than_total (true if the count is limited), page, size.
@@ -136,7 +139,14 @@ def labels(store: Store, wanted: LabelFilter, *, sort: str, page: int, size: int
         InputError: Unknown column or name.
     """
     total = store.labels.count(wanted, at_most=COUNTED + 1)
-    frame = store.labels.query(wanted, sort=sort, limit=size, offset=(page - 1) * size)
+    named = column_names(columns)
+    frame = store.labels.query(
+        wanted,
+        columns=named and [*dict.fromkeys(["id", *named])],
+        sort=sort,
+        limit=size,
+        offset=(page - 1) * size,
+    )
     return {
         "rows": json.loads(json.dumps(list(records(frame)), default=str)),
         "total": min(total, COUNTED),
@@ -187,13 +197,17 @@ def label(store: Store, label_id: int) -> dict[str, Any]:
     return dict(json.loads(json.dumps(details, default=str)))
 
 
-def labels_file(store: Store, wanted: LabelFilter, *, sort: str, kind: str) -> str:
+def labels_file(
+    store: Store, wanted: LabelFilter, *, sort: str, columns: str | None, kind: str
+) -> str:
     """Return the labels that match the filter as CSV or as a JSON list.
 
     Raises:
         InputError: More than `MAX_IN_FILE` labels match.
     """
-    frame = store.labels.query(wanted, sort=sort, limit=MAX_IN_FILE + 1)
+    frame = store.labels.query(
+        wanted, columns=column_names(columns), sort=sort, limit=MAX_IN_FILE + 1
+    )
     if len(frame) > MAX_IN_FILE:
         raise InputError(
             f"more than {MAX_IN_FILE:,} labels match the filter; narrow it, or use: "
@@ -206,7 +220,8 @@ def labels_file(store: Store, wanted: LabelFilter, *, sort: str, kind: str) -> s
 
 def snapshots() -> list[dict[str, Any]]:
     """Return one row per snapshot, the latest first, the shipped one last."""
-    return [asdict(row) for row in list_snapshots(local_registry(), with_shipped=True)]
+    rows = list_snapshots(local_registry(), with_shipped=True)
+    return [asdict(row) | {"damage": row.damage and without_home(row.damage)} for row in rows]
 
 
 def snapshot(store: Store, name: str) -> dict[str, Any]:

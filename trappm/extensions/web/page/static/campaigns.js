@@ -110,8 +110,10 @@ function summary(data) {
     card("Labels", devices),
     card("Time and cost", facts([
       ["Time left", ended ? null : duration(data.minutes_to_go)],
-      ["Device time used", hours(cost.gpu_hours)],
-      ["Device time left, at most", ended ? null : cost.gpu_hours_to_come === null ? NOTHING : hours(cost.gpu_hours_to_come)],
+      ...["gpu", "cpu"].filter((kind) => cost[`${kind}_hours`] || cost[`${kind}_hours_to_come`]).flatMap((kind) => [
+        [`${kind.toUpperCase()} time used`, hours(cost[`${kind}_hours`])],
+        [`${kind.toUpperCase()} time left, at most`, ended ? null : cost[`${kind}_hours_to_come`] === null ? NOTHING : hours(cost[`${kind}_hours_to_come`])],
+      ]),
       ["Cost so far", cost.money === null ? "no price in the campaign file" : number(cost.money, 4)],
       ["Remaining cost, at most", cost.money_to_come === null || ended ? null : number(cost.money_to_come, 4)],
     ])),

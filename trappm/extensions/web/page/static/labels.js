@@ -43,10 +43,12 @@ function filters(asked, names, go, opened) {
     h("datalist", { id: "architectures" }, names.architecture.slice(0, 2000).map((a) => h("option", { value: a }))),
     first.map(pick),
     field("Batch size", "batch_size", asked.batch_size, { type: "number", min: 1, max: 1000000, placeholder: "all" }),
+    field("Where", "where", asked.where, { placeholder: "step_time_ms > 100", autocomplete: "off", spellcheck: "false" }, "wide"),
     h("div", { class: "buttons" }, h("button", {}, "Filter"), h("a", { class: "button quiet", href: "#/labels" }, "Clear")),
     h("details", { class: "more", open: opened }, h("summary", {}, "More filters"),
       h("div", { class: "filters" }, more.map(pick),
         field("Input size, px or tokens", "input_size", asked.input_size, { type: "number", min: 1, max: 1000000, placeholder: "all" }),
+        field("Columns", "columns", asked.columns, { placeholder: "all", autocomplete: "off", spellcheck: "false" }),
         field("Protocol", "protocol", asked.protocol, { placeholder: "all", autocomplete: "off" }),
         field("Since", "since", asked.since, { placeholder: "2026-11-21 or 7d", autocomplete: "off" }),
         field("Until", "until", asked.until, { placeholder: "2026-11-21 or 1d", autocomplete: "off" }))));
@@ -71,7 +73,7 @@ function rows(data, asked, go) {
     name, header: name === "id", numeric: typeof data.rows.find((r) => r[name] !== null)?.[name] === "number",
     label: name === "memory_above_mib" ? "Memory above, MiB" : unit(name) ? metricName(name) : words(name).replace(/^./, (c) => c.toUpperCase()),
     cell: (row) => {
-      if (name === "id") return asked.outcome ? String(row.id) : h("a", { href: `#/labels?${query({ ...asked, label: row.id })}`, "aria-label": `Label ${row.id}: ${row.architecture}` }, String(row.id));
+      if (name === "id") return asked.outcome ? String(row.id) : h("a", { href: `#/labels?${query({ ...asked, label: row.id })}`, "aria-label": `Label ${row.id}: ${row.architecture ?? ""}` }, String(row.id));
       if (name.endsWith("_at")) return h("span", { class: "nowrap" }, time(row[name]));
       if (["outcome", "provenance"].includes(name)) return pill(row[name]);
       if (name === "architecture") return h("span", { class: "long" }, row.architecture);
