@@ -27,8 +27,8 @@ from trappm.prediction.selection import (
     Selection,
     catalogue_keys,
     device_title,
-    manifests_that_answer,
     precision_gap,
+    read_manifests,
 )
 from trappm.profiler.devices.catalogue import card_capacity_mib
 from trappm.profiler.errors import InputError, TrappmError, UnsupportedModelError
@@ -225,14 +225,14 @@ class _Asked:
     def predict(
         self, change: Change = AS_IT_IS, device: str | None = None, **settings: Any
     ) -> Prediction:
-        """Predict the changed step, perhaps on another card; raises as `answers`."""
-        from trappm.prediction.answer import answers
+        """Predict the changed step, perhaps on another card; raises as `answer_questions`."""
+        from trappm.prediction.answer import answer_questions
 
         subject = change.subject or self.subject
         if change.model is not None:
             subject = subject_of(change.model, **self.sizes)
         question = Question(**{**self.settings, **change.settings, **settings})
-        [step] = answers([(Selection(question), subject, device or self.device)])
+        [step] = answer_questions([(Selection(question), subject, device or self.device)])
         return step
 
     def is_reached_by(self, step: Prediction | AdvisedStep) -> bool:
@@ -400,7 +400,7 @@ class _Search:
     def _on_other_cards(self) -> list[AdvisedStep]:
         """Return the cards with a price that reach the goal at the least cost."""
         before, steps = self.before, list[tuple[float, AdvisedStep]]()
-        for key in catalogue_keys(manifests_that_answer(self.asked.settings.get("snapshot"))):
+        for key in catalogue_keys(read_manifests(self.asked.settings.get("snapshot"))):
             is_larger = (card_capacity_mib(key) or 0.0) > cast("float", before.capacity_mib)
             if key == before.device or not cost.prices_of(key) or not (is_larger or before.fits):
                 continue
