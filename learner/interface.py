@@ -67,6 +67,12 @@ def cache_on_first(
     return cached
 
 
+_VARIANTS = {
+    Precision.TF32: 1, Precision.FP32_STRICT: 2, Precision.AMP_BF16: 1, Precision.BF16: 2,
+}  # fmt: skip
+"""Numbers of precisions, other than 0, among those in fp32 and among the others."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Workload:
     """One configuration as predictors see it."""
@@ -122,7 +128,7 @@ class Workload:
         """Those of the graph, not scaled, and then how its step is run (f)."""
         settings = (
             not self.precision.is_fp32,
-            (self.precision is Precision.AMP_BF16) + 2 * (self.precision is Precision.BF16),
+            _VARIANTS.get(self.precision, 0),
             self.memory_format is MemoryFormat.CHANNELS_LAST,
             self.phase is Phase.INFER,
             self.optimizer is Optimizer.MOMENTUM,

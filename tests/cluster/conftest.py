@@ -4,7 +4,22 @@ import shutil
 
 import pytest
 
+import trappm.store.engine
 from trappm.store import Store
+
+
+@pytest.fixture(scope="session", autouse=True)
+def commits_are_not_synced():
+    """No test here cuts the power, and most of a campaign's time is for the disk."""
+    set_up = trappm.store.engine._set_up_sqlite
+
+    def set_up_without_sync(connection, record):
+        set_up(connection, record)
+        connection.execute("PRAGMA synchronous = OFF")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trappm.store.engine, "_set_up_sqlite", set_up_without_sync)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -7,10 +7,8 @@ The store and the loop are always the real ones.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
-import signal
 import threading
 import time
 import uuid
@@ -100,8 +98,7 @@ OTHER_CODE = Code("0123456789abcdef", "0.2.9")
 class FakeProfiler:
     """A profiler that makes its measurements up, in this process or as a Ray actor.
 
-    An actor takes `MEASURE_S` seconds for each, and does what marks in `TRAPPM_HOME` say of its
-    node (`mark`). The first node of the device `BREAKS_FIRST` is out of order.
+    An actor takes `MEASURE_S` seconds for each.
 
     Args:
         device: Key of the device.
@@ -116,8 +113,6 @@ class FakeProfiler:
             self._node = ray.get_runtime_context().get_node_id()
             host = f"{self._node} {os.getpid()}"
         self._host = host
-        if self._node and is_marked(self._node, "fails to start"):
-            raise ModuleNotFoundError("No module named 'timm'")
 
     def stay(self):
         threading.Event().wait()
@@ -127,17 +122,10 @@ class FakeProfiler:
 
         from trappm.cluster.campaign.profiler_pool import process_identity
 
-        if is_marked(self._node, "is out of order") or self._is_first_to_break():
-            refusal = f"host {self._node}: its driver is out of order"
-            return {"host": self._node, "code": this_code(), "refusal": refusal}
-        facts = {
+        return {
             "host": self._node, "gpus": [str(gpu) for gpu in ray.get_gpu_ids()],
-            "fingerprint": "stack", "process": process_identity(),
+            "fingerprint": "stack", "process": process_identity(), "code": this_code(),
         }  # fmt: skip
-        if is_marked(self._node, "has an earlier version"):  # which does not report its code
-            return facts
-        is_other = is_marked(self._node, "has another version")
-        return facts | {"code": OTHER_CODE if is_other else this_code()}
 
     def measure(
         self, configuration, protocol, attempt_key, *, step_ms=10.0, outcome="ok",
@@ -146,8 +134,6 @@ class FakeProfiler:
         """A measurement that nobody took."""
         if self._node:
             time.sleep(float(os.environ.get("MEASURE_S", "0")))
-            while HOLD.exists():
-                time.sleep(0.1)
         outcome = Outcome(outcome)
         simulated = self._device.startswith("simulated:")
         ok = outcome is Outcome.OK
@@ -169,32 +155,6 @@ class FakeProfiler:
             failed_in=None if ok else failed_in,
             environment={"stack_fingerprint": "stack", "host": self._host},
         )
-
-    def _is_first_to_break(self):
-        if os.environ.get("BREAKS_FIRST") != self._device:
-            return False
-        first = MARKS / "first"
-        with contextlib.suppress(FileExistsError), first.open("x") as note:
-            note.write(self._node)
-        return first.read_text() == self._node
-
-
-MARKS = Path(os.environ.get("TRAPPM_HOME", "."))
-"""Folder of notes to the actors of an emulated cluster."""
-
-HOLD = MARKS / "hold"
-"""No measurement of an actor ends while there is this file."""
-
-
-def mark(node_id, what):
-    """Say something of a node, until the path that this returns is removed."""
-    path = MARKS / f"{node_id} {what}"
-    path.touch()
-    return path
-
-
-def is_marked(node_id, what):
-    return (MARKS / f"{node_id} {what}").exists()
 
 
 class FakeWorkers:
@@ -397,12 +357,10 @@ class FakeLearner:
 
     Args:
         snapshot: Id of the snapshot that it publishes.
-        killed_at: Path that is made when it kills its process, in its first choice; None: it lives.
     """
 
-    def __init__(self, snapshot="snap1", killed_at=None):
+    def __init__(self, snapshot="snap1"):
         self.snapshot = snapshot
-        self._killed_at = killed_at and Path(killed_at)
         self.requests = []
         self.fits: list[Counter] = []
         self.promoted = None
@@ -425,9 +383,6 @@ class FakeLearner:
         return TrainingReport(devices=devices)
 
     def choose(self, request):
-        if self._killed_at and not self._killed_at.exists():
-            self._killed_at.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
         self.requests.append(request)
         assert not set(request.candidates) & set(request.known)
         chosen = sorted(request.candidates)[: request.count]

@@ -36,16 +36,12 @@ os.environ["PYTHONPATH"] = os.pathsep.join([sys.path[0], str(TRAPPM)])
 
 import psutil  # noqa: E402
 import ray  # noqa: E402
-from fakes import HOLD, FakeLearner, FakeProfiler, FakeTraces, Inline, owned  # noqa: E402
+from fakes import FakeLearner, FakeProfiler, FakeTraces, Inline, owned  # noqa: E402
 from ray.cluster_utils import Cluster  # noqa: E402
 from tenacity import Retrying, stop_after_attempt  # noqa: E402
 
 import trappm.cluster.campaign.actor  # noqa: E402
-import trappm.cluster.campaign.campaign  # noqa: E402
-import trappm.cluster.campaign.process  # noqa: E402
-import trappm.cluster.campaign.profiler_pool  # noqa: E402
 import trappm.cluster.launch  # noqa: E402
-import trappm.store.owners  # noqa: E402
 from trappm.cluster.campaign.actor import CampaignActor  # noqa: E402
 from trappm.cluster.campaign.campaign import CampaignRunner  # noqa: E402
 from trappm.cluster.campaign.learner_handle import LearnerHandle  # noqa: E402
@@ -58,16 +54,6 @@ from trappm.store import Home, Patience, Store  # noqa: E402
 A100, V100 = "simulated:a100", "simulated:v100"
 NODES = [("A100", 2), ("A100", 1), ("V100", 1)]
 """Of most scenarios: labels, and how many GPUs each has."""
-
-
-@contextlib.contextmanager
-def held():
-    """No measurement comes to an end meanwhile."""
-    HOLD.touch()
-    try:
-        yield
-    finally:
-        HOLD.unlink()
 
 
 class FakeCampaignActor(CampaignActor):
@@ -83,10 +69,7 @@ class FakeCampaignActor(CampaignActor):
         super().__init__(home, *arguments)
 
     def _workers(self):
-        silent_s = float(os.environ.get("SILENT_S", "180"))
-        trappm.cluster.campaign.profiler_pool.HUNG_S = silent_s
-        tell = partial(self._note, "node")
-        return FakePool(self.spec.devices.keys, may_grow=True, tell=tell)
+        return FakePool(self.spec.devices.keys, may_grow=True, tell=partial(self._note, "node"))
 
     def _learner(self):
         return fake_learner(partial(self._note, "learner"))
@@ -117,18 +100,15 @@ class FakePool(ProfilerPool):
         return FakeTraces(keys)
 
 
-def spec(
-    labels,
-    *,
-    architectures=("resnet18", "resnet34", "vit_tiny_patch16_224", "convnext_atto"),
-    devices=(A100, V100),
-):
+def spec(labels):
     """A campaign of about this number of labels, two thirds of them on A100s."""
     share = max(4, labels // 12)
-    groups = [{"architectures": list(architectures), "batch_sizes": list(range(1, 2 * labels)),
-               "input_sizes": [64]}]  # fmt: skip
+    groups = [{
+        "architectures": ["resnet18", "resnet34", "vit_tiny_patch16_224", "convnext_atto"],
+        "batch_sizes": list(range(1, 2 * labels)), "input_sizes": [64],
+    }]  # fmt: skip
     return CampaignSpec.model_validate({
-        "name": "emulated", "devices": dict(zip(("source", "target"), devices, strict=True)),
+        "name": "emulated", "devices": {"source": A100, "target": V100},
         "evaluation": {"source": share, "target": share // 2, "architecture_share": 0.3},
         "initial": {"source": 2 * share, "target": share},
         "rounds": {"count": 5, "source": share, "target": share // 2},
@@ -176,14 +156,13 @@ def add(made, label, gpus):
         ))  # fmt: skip
 
 
-def play(url, plan, faults=lambda measured: None, learner=None):
-    """Run a campaign on the cluster that is up.
+def play(url, plan, faults=lambda measured: None):
+    """Run a campaign on the cluster that is up, with its learner in this process.
 
     Args:
         url: URL of its label store.
         plan: Its campaign file.
         faults: Called in a thread of its own with `FakePool.measured`.
-        learner: Its learner; None: one in this process.
     """
     patience = Patience(tell=lambda message: campaign.note("store", message))
     with Store.open(url, patience) as store:
@@ -193,10 +172,8 @@ def play(url, plan, faults=lambda measured: None, learner=None):
         )
         campaign = CampaignRunner(
             store=owned(store, campaign_id), id=campaign_id, spec=plan, profilers=workers,
-            snapshots=Path("unused"), learner=learner or Inline(FakeLearner()),
+            snapshots=Path("unused"), learner=Inline(FakeLearner()),
         )  # fmt: skip
-        if isinstance(learner, LearnerHandle):
-            learner.tell = lambda message: campaign.note("learner", message)
         injected = ThreadPoolExecutor(1).submit(faults, workers.measured)
         campaign.run()
         injected.result(timeout=60)

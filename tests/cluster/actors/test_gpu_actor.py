@@ -26,42 +26,21 @@ from trappm.cluster.ray_runtime import placement, ray_runtime
 from trappm.profiler.records import QUICK
 from trappm.profiler.records import Configuration
 
+device, count = sys.argv[1], int(sys.argv[2])
 with ray_runtime(None):
     import ray
     from trappm.cluster.campaign.profiler_pool import ProfilerActor
     gpus = ray.cluster_resources()["GPU"]
-    start = ray.remote(ProfilerActor).options(max_concurrency=2, **placement("h200").options).remote
-    actors = [start("h200") for _ in range(2)]
-    described = []
-    for actor in actors:
-        described.append(ray.get(actor.describe.remote()))
-        if "refusal" in described[-1]:
-            lost = actor
+    start = ray.remote(ProfilerActor).options(max_concurrency=2, **placement(device).options).remote
+    actors = [start(device) for _ in range(count)]
+    described = [ray.get(actor.describe.remote()) for actor in actors]
+    free = ray.available_resources().get("GPU", 0)
     step = Configuration(architecture="test_resnet", batch_size=1, input_size=32)
-    working = next(actor for actor in actors if actor is not lost)
+    working = next(a for a, facts in zip(actors, described) if "refusal" not in facts)
     found = ray.get(working.measure.remote(step, QUICK, "once"))
-print(json.dumps({"gpus": gpus, "described": described, "uuid": found.environment["device_uuid"],
+print(json.dumps({"gpus": gpus, "free": free, "described": described,
+                  "uuid": found.environment["device_uuid"],
                   "end": [found.outcome, found.failed_in, found.message]}))
-"""
-
-
-RANKS = """
-import json
-from trappm.cluster.ray_runtime import placement, ray_runtime
-from trappm.profiler.records import QUICK
-from trappm.profiler.records import Configuration
-
-with ray_runtime(None):
-    import ray
-    from trappm.cluster.campaign.profiler_pool import ProfilerActor
-    start = ray.remote(ProfilerActor).options(max_concurrency=2, **placement("h200x2").options)
-    actor = start.remote("h200x2")
-    facts = ray.get(actor.describe.remote())
-    free = ray.available_resources()["GPU"]
-    step = Configuration(architecture="test_resnet", batch_size=1, input_size=32)
-    end = ray.get(actor.measure.remote(step, QUICK, "once"))
-print(json.dumps({"gpus": facts["gpus"], "free": free, "uuid": end.environment["device_uuid"],
-                  "end": [end.outcome, end.failed_in, end.message]}))
 """
 
 
@@ -83,10 +62,10 @@ print(json.dumps([end.outcome, end.failed_in, end.message]))
 """
 
 
-def answers(program: str, machine: Machine) -> Any:
+def answers(program: str, machine: Machine, *arguments: str) -> Any:
     """What the program prints on this machine."""
     done = subprocess.run(
-        [sys.executable, "-c", program],
+        [sys.executable, "-c", program, *arguments],
         env={**os.environ, **machine.variables, "PYTHONPATH": str(ROOT)},
         cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
@@ -94,19 +73,24 @@ def answers(program: str, machine: Machine) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def assert_no_cuda(end: Any) -> None:
+    """As far as one comes without a GPU: the measuring process looks for CUDA on its own."""
+    outcome, phase, message = end
+    assert (outcome, phase) == ("error", "worker")
+    assert "cannot use CUDA on NVIDIA H200" in message
+
+
 @pytest.mark.slow
 @pytest.mark.extension("parallel")
 def test_ranks_get_the_gpus_of_one_node() -> None:
     names = "aaaa", "bbbb", "cccc"
     machine = Machine(*(Board(f"GPU-{name}", "NVIDIA H200") for name in names))
-    answer = answers(RANKS, machine)
-    assert len(set(answer["gpus"])) == 2
+    answer = answers(PROGRAM, machine, "h200x2", "1")
+    (facts,) = answer["described"]
+    assert len(set(facts["gpus"])) == 2
     assert answer["free"] == 1
-    expected = "+".join(f"GPU-{names[int(gpu)]}" for gpu in answer["gpus"])
-    assert answer["uuid"] == expected
-    outcome, phase, message = answer["end"]
-    assert (outcome, phase) == ("error", "worker")
-    assert "cannot use CUDA on NVIDIA H200" in message
+    assert answer["uuid"] == "+".join(f"GPU-{names[int(gpu)]}" for gpu in facts["gpus"])
+    assert_no_cuda(answer["end"])
 
 
 def test_a_campaign_does_not_wait_long_for_a_gpu_that_is_locked() -> None:
@@ -121,14 +105,11 @@ def test_each_actor_describes_the_gpu_that_ray_assigned() -> None:
         Board("GPU-aaaa", "NVIDIA H200"),
         Board("GPU-bbbb", handle=error("GPU_IS_LOST")),
     )
-    report = answers(PROGRAM, machine)
+    report = answers(PROGRAM, machine, "h200", "2")
     assert report["gpus"] == 2
     (working,) = [facts for facts in report["described"] if "refusal" not in facts]
     (failed,) = [facts["refusal"] for facts in report["described"] if "refusal" in facts]
     assert working["gpus"] == ["0"]
     assert "no GPU here has this number or name; NVML on GPU 1 of this machine: GPU is" in failed
-    # As far as one comes without a GPU: the process of the measurement looks for CUDA on its own.
-    outcome, phase, message = report["end"]
-    assert (outcome, phase) == ("error", "worker")
-    assert "cannot use CUDA on NVIDIA H200" in message
+    assert_no_cuda(report["end"])
     assert report["uuid"] == "GPU-aaaa"

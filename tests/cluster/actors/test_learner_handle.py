@@ -1,13 +1,17 @@
-"""The campaign's handle to its learner, whose calls end as a test says."""
+"""The campaign's handle to its learner, whose calls end as a test says, and its process."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 from fake_ray import PENDING, FakeRay
+from fakes import OTHER_CODE, FakeLearner
 from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError, RuntimeEnvSetupError
 
 from trappm.cluster.campaign import learner_handle as module
-from trappm.cluster.campaign.learner_handle import LearnerHandle
+from trappm.cluster.campaign.learner_handle import LearnerHandle, prepare_learner
 from trappm.profiler.errors import CampaignError
 
 
@@ -50,6 +54,12 @@ def test_a_learner_that_ray_always_ends_fails(handle):
         made.wait(0)
 
 
+def test_a_learner_refuses_a_node_with_another_version_of_trappm():
+    words = r"has TraPPM .*, the campaign has TraPPM 0\.2\.9 \(code 01234567\).* as runtime_env"
+    with pytest.raises(CampaignError, match=words):
+        prepare_learner(FakeLearner)(OTHER_CODE)
+
+
 def test_progress_of_a_learner_that_ray_has_ended_is_left_to_its_call(handle):
     made, _ = handle(
         lambda call: OutOfMemoryError("too little") if call.method == "progress" else PENDING
@@ -89,3 +99,30 @@ def test_the_result_is_that_of_the_call_and_not_of_those_repeated_before_it(hand
     assert not made.wait(0)
     assert made.wait(0)
     assert made.result == ("choose", 2)
+
+
+PROGRAM = """
+import numpy as np
+from trappm.cluster.campaign.learner_handle import prepare_learner
+from trappm.profiler.host import procfs
+from trappm.profiler.host.environment import this_code
+
+class Learner:
+    def __init__(self, labels):
+        self.labels = labels
+
+procfs.allowed_memory_mib = lambda: 3000.0
+learner = prepare_learner(Learner)(this_code(), labels=5)
+few = np.ones(1 << 20)
+try:
+    np.empty(4 << 30)
+except MemoryError:
+    print(type(learner).__name__, learner.labels, "has its own limit")
+"""
+
+
+def test_a_learner_that_takes_too_much_fails_instead_of_its_container():
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert done.stdout == "Learner 5 has its own limit\n"

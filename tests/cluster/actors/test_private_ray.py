@@ -63,44 +63,33 @@ def test_an_interrupt_while_ray_is_imported_is_not_lost(tmp_path):
     assert "went on" not in run.stdout
 
 
-def _looked(ask, **environment):
-    with subprocess.Popen(
-        [sys.executable, "-c", LOOK],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **environment},
-    ) as process:
-        answer = ask(*json.loads(process.stdout.readline()))
-        process.communicate("\n")
-    assert process.returncode == 0
-    return answer
-
-
 def _is_loopback(address):
     ip = ipaddress.ip_address(address)
     return (getattr(ip, "ipv4_mapped", None) or ip).is_loopback
 
 
 @pytest.mark.slow
-def test_the_private_ray_listens_on_loopback_and_its_folder_is_private():
-    def closed(listen, folder):
+@pytest.mark.parametrize("is_long", [False, True])
+def test_the_private_ray_listens_on_loopback_and_its_folder_is_private_and_removed(
+    tmp_path, is_long
+):
+    """Also where the path of the folder of temporary files is too long for sockets."""
+    temporary = tmp_path / ("x" * 60) if is_long else Path(tempfile.gettempdir())
+    temporary.mkdir(exist_ok=True)
+    with subprocess.Popen(
+        [sys.executable, "-c", LOOK], text=True, env={**os.environ, "TMPDIR": str(temporary)},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        listen, folder = json.loads(process.stdout.readline())
         assert listen
         assert [address for address in listen if not _is_loopback(address)] == []
         way = Path(folder).parents
-        assert Path(tempfile.gettempdir()) in way
-        return [f.stat().st_mode & 0o777 for f in way if f.name.startswith("trappm-ray-")]
-
-    assert _looked(closed) == [0o700]
-
-
-@pytest.mark.slow
-def test_the_private_ray_starts_with_a_long_temporary_path(tmp_path):
-    long = tmp_path / ("x" * 60)
-    long.mkdir()
-    folder = _looked(lambda _, folder: folder, TMPDIR=str(long))
-    assert not Path(folder).exists()
-    assert not Path(folder).parents[1].exists()
+        assert is_long or temporary in way
+        private = [f for f in way if f.name.startswith("trappm-ray-")]
+        assert [f.stat().st_mode & 0o777 for f in private] == [0o700]
+        process.communicate("\n")
+    assert process.returncode == 0
+    assert not private[0].exists()
 
 
 def test_only_leftovers_of_ended_own_processes_are_removed(tmp_path, monkeypatch):

@@ -34,7 +34,7 @@ from trappm.store.labels import Labels
 from trappm.store.measurements import Canaries
 from trappm.store.transactions import IMPATIENT
 
-AWAY_S = 1.0
+AWAY_S = 0.3
 
 
 def lock(opened):

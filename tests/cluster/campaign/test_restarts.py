@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 import pytest
@@ -27,10 +28,18 @@ TWO_GPUS = [("a1", "a100"), ("a2", "a100"), ("v1", "v100")]
 GPUS = {"devices": {"source": "a100", "target": "v100"}}
 
 
+SHORT = {
+    "evaluation": {"source": 2, "target": 2, "architecture_share": 0.3},
+    "initial": {"source": 4, "target": 2}, "rounds": {"count": 1, "source": 1, "target": 1},
+}  # fmt: skip
+"""Every kind of round, and as few labels as possible."""
+SHORT_BUDGET = {"source": 2 + 4 + 1, "target": 2 + 2 + 1}
+
+
 def begun(store, devices, campaign_id=None):
     workers = FakeWorkers(workers=TWO_GPUS) if devices else FakeWorkers()
-    learner = FakeLearner()
-    return campaign(store, workers, learner, campaign_id, canary=False, **devices), learner
+    learner, changes = FakeLearner(), SHORT | devices
+    return campaign(store, workers, learner, campaign_id, canary=False, **changes), learner
 
 
 def commits_of(new_store, devices):
@@ -60,8 +69,9 @@ def test_a_campaign_killed_between_any_two_statements_ends_the_same(new_store, d
                 assert not recorded & set(again.profilers.starts)  # each label once
             record = store.campaigns.get(run.id)
             assert (record.state, record.snapshot) == ("finished", "snap1")
-            names = dict(zip(BUDGET, GPUS["devices"].values() if devices else BUDGET, strict=True))
-            assert labels_by_device(store, run.id) == {names[d]: n for d, n in BUDGET.items()}
+            names = (devices or SPEC)["devices"]
+            budget = {names[part]: count for part, count in SHORT_BUDGET.items()}
+            assert labels_by_device(store, run.id) == budget
             assert all(part.is_closed for part in store.rounds.all(run.id))
             assert store.check() == []
 
@@ -82,7 +92,7 @@ def test_a_campaign_with_any_faults_comes_to_its_end(new_store, faults, stops, d
     changes = devices | ({"stop": {"labels": budget}} if budget else {})
     names = TWO_GPUS if devices else []
     with Store.open(new_store()) as store:
-        campaign_id, starts = None, Counter()
+        campaign_id, recorded = None, set()
         for stop_after in (*stops, None):
             workers = FakeWorkers(faults=faults, stop_after=stop_after, workers=names)
             run = campaign(store, workers, campaign_id=campaign_id, canary=False, **changes)
@@ -97,7 +107,9 @@ def test_a_campaign_with_any_faults_comes_to_its_end(new_store, faults, stops, d
                 assert "too few labels" in event.message["message"]
                 return
             finally:
-                starts.update(workers.starts)
+                assert not recorded & set(workers.starts)  # each label once
+                labels = store.labels.of_campaign(run.id)
+                recorded = {(x.device, x.configuration.id) for x in labels}
         assignments = store.assignments.of_campaign(run.id)
         states = Counter(str(a.state) for a in assignments)
         allowed = {"done", "failed"} | ({"open"} if budget else set())
@@ -109,47 +121,20 @@ def test_a_campaign_with_any_faults_comes_to_its_end(new_store, faults, stops, d
         assert store.check() == []
 
 
-def test_ten_losses_are_no_failure_and_a_preempted_configuration_keeps_its_place(store):
-    """Long steps are hit most, so a label must not be given up for it."""
-    faults = dict.fromkeys(range(1, MAX_LOSSES), "lost")
-    workers = FakeWorkers(faults=faults, devices=("cpu-2t", "cpu-1t"))
-    run = campaign(store, workers)
-    run.run()
-    assert labels_by_device(store, run.id) == BUDGET
-    first = [a for a in store.assignments.of_campaign(run.id) if a.losses]
-    assert [(a.losses, a.failures, a.state) for a in first] == [(MAX_LOSSES - 1, 0, "done")]
-
-
 def test_hosts_on_which_a_step_failed_are_remembered_by_a_restart(store):
-    class OnTwoHosts(FakeWorkers):
-        def refresh_workers(self):
-            return [w for w in super().refresh_workers() if w.name not in self.away]
-
-        def start(self, worker, task, protocol):
-            self.on = getattr(self, "on", {}) | {task.configuration.id: worker.name}
-            super().start(worker, task, protocol)
-
-    both = {"workers": [("a1", "a100"), ("a2", "a100")], "sick": {"a1": 10**9, "a2": 10**9}}
+    names, hosts = [("a1", "a100"), ("a2", "a100")], {"a1": math.inf, "a2": math.inf}
     one_device = {
         "devices": {"source": "a100"}, "evaluation": {"source": 3, "architecture_share": 0.3},
         "initial": {"source": 5}, "rounds": {"count": 0, "source": 0},
     }  # fmt: skip
-    workers = OnTwoHosts(faults={1: "error"}, stop_after=2, **both)
-    workers.away = {"a2"}
+    workers = FakeWorkers(faults={1: "error"}, stop_after=2, workers=names[:1], sick=hosts)
     run = campaign(store, workers, canary=False, **one_device)
     with pytest.raises(CampaignStopped):
         run.run()
-    failed = workers.starts[0][1]
-    again = OnTwoHosts(**both)
-    again.away = set()
-    on = {}
-    start = again.start
-    again.start = lambda w, task, p: (
-        on.setdefault(task.configuration.id, w.name),
-        start(w, task, p),
-    )
+    again = FakeWorkers(workers=names, sick=hosts)
     campaign(store, again, campaign_id=run.id).run()
-    assert on[failed] == "a2"
+    on = {what: name for (_, what), (name, _) in zip(again.starts, again.done, strict=True)}
+    assert on[workers.starts[0][1]] == "a2"
 
 
 def test_a_learner_that_fails_lets_what_it_had_chosen_be_measured(store):
@@ -167,30 +152,6 @@ def test_a_learner_that_fails_lets_what_it_had_chosen_be_measured(store):
     well = campaign(store, FakeWorkers(workers=TWO_GPUS), campaign_id=run.id)
     assert well.run() == "snap1"
     assert labels_by_device(store, run.id).total() == sum(BUDGET.values())
-
-
-def test_results_that_are_back_are_recorded_when_the_campaign_fails(store):
-    """Three measurements are back when the last worker of another device is lost."""
-
-    class ThreeBack(FakeWorkers):
-        def wait(self, timeout_s):
-            if len(self.starts) < 3:
-                return []
-            raise CampaignError("no worker is left")
-
-        def collect(self):
-            return super().wait(0)
-
-    workers = ThreeBack(workers=[(f"a{i}", "a100") for i in range(3)])
-    run = campaign(
-        store, workers, canary=False, devices={"source": "a100"},
-        evaluation={"source": 3, "architecture_share": 0.3}, initial={"source": 4},
-        rounds={"count": 0, "source": 0},
-    )  # fmt: skip
-    with pytest.raises(CampaignError, match="no worker is left"):
-        run.run()
-    assert labels_by_device(store, run.id).total() == 3
-    assert store.campaigns.state(run.id) == "failed"
 
 
 def test_an_abandoned_step_is_reported_although_the_process_was_killed_before(store):

@@ -1,5 +1,6 @@
 """Campaign files: valid ones, and the errors of faulty ones."""
 
+import math
 import re
 from collections import Counter
 from pathlib import Path
@@ -9,7 +10,7 @@ import yaml
 
 from trappm.cluster.file_reference import SECTIONS, json_schema, page
 from trappm.cluster.pool_file import load_pool_file
-from trappm.cluster.spec import FileFaultsError, load_preset, load_spec, parse_spec, presets
+from trappm.cluster.spec import load_preset, load_spec, parse_spec, presets
 from trappm.profiler.errors import InputError
 from trappm.profiler.models.families import FAMILIES, family_of
 from trappm.profiler.models.known_names import model_of
@@ -142,6 +143,9 @@ def test_the_transformers_pool_covers_all_options_and_several_models_per_family(
     assert len(pool) > 4 * spec.total
 
 
+BIRD = {"architecture": "resnet10t", "batch_size": 1, "input_size": 64}
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -179,6 +183,12 @@ def test_the_transformers_pool_covers_all_options_and_several_models_per_family(
         ({"stop": {"target_mape": {"memory": 5}}}, "no metric 'memory'"),
         ({"stop": {"labels": "many"}}, "stop.labels"),
         ({"stop": {"money": 5}}, "stop.money: unknown key"),
+        ({"canary": {"every_measurments": 3}}, "canary.every_measurments: unknown key; did you"),
+        ({"canary": {"configuration": BIRD | {"batchsize": 3}}}, "did you mean 'batch_size'"),
+        ({"canary": {"every_s": 0}}, "every_s of the canary is 0"),
+        ({"canary": {"every_s": math.inf}}, "every_s"),
+        ({"canary": {"stop_relative": 0.01}}, "the first must be above 0 and not above the second"),
+        ({"canary": True}, "canary"),
         ({"pool": {"groups": [{"architectures": ["a"], "batch_sizes": [0], "input_sizes": [1]}]}},
          "batch_sizes"),
     ],
@@ -222,13 +232,3 @@ def test_the_schema_for_editors_accepts_a_preset_and_refuses_an_unknown_key():
     jsonschema.validate(without | {"strategy": "all"}, json_schema())
     with pytest.raises(jsonschema.ValidationError, match="evaluation"):
         jsonschema.validate(without, json_schema())
-
-
-def test_every_fault_of_a_file_is_one_line_with_its_key():
-    faulty = small() | {"sead": 3, "rounds": {"count": "many", "source": 2}}
-    faulty["pool"]["groups"][0]["batch_size"] = [1]
-    with pytest.raises(FileFaultsError) as caught:
-        parse(faulty)
-    assert sorted(line.partition(":")[0] for line in caught.value.faults) == [
-        "pool.groups.0.batch_size", "rounds.count", "sead",
-    ]  # fmt: skip

@@ -70,13 +70,6 @@ def test_heads_learn_from_one_stack_and_other_labels_are_reported(store, capsys,
     assert str(left_out) in capsys.readouterr().out
 
 
-def test_heads_learn_from_all_labels_of_one_stack(store):
-    run = ran(store, FakeWorkers())
-    known = training_labels(store, run.id)
-    assert len(known.labels) == labels_by_device(store, run.id).total()
-    assert known.left_out == ()
-
-
 class Noisy(FakeWorkers):
     """Steps of some configurations wait for the host, and have a known error; some have none."""
 
@@ -90,7 +83,9 @@ class Noisy(FakeWorkers):
 def test_labels_come_with_the_errors_of_their_step_times(store):
     run = ran(store, Noisy())
     batch_sizes = {x.configuration.id: x.configuration.batch_size for x in store.labels.find()}
-    found = training_labels(store, run.id).labels
+    known = training_labels(store, run.id)
+    found = known.labels
+    assert (len(found), known.left_out) == (labels_by_device(store, run.id).total(), ())
     assert {batch_sizes[x.configuration_id]: x.step_time_error for x in found} == {
         size: {1: None, 2: 0.002}.get(size, 0.15) for size in batch_sizes.values()
     }

@@ -1,12 +1,8 @@
 """A database that goes away is waited for, and nothing is lost or done twice meanwhile."""
 
-import contextlib
-import multiprocessing
 import os
 import secrets
 import signal
-import socket
-import socketserver
 import sqlite3
 import subprocess
 import sys
@@ -15,6 +11,7 @@ import threading
 from functools import partial
 from pathlib import Path
 
+import psycopg
 import pytest
 from guarded_postgresql import PASSWORD, USER, guard
 from sqlalchemy import create_engine, make_url
@@ -209,55 +206,21 @@ def test_a_server_without_free_connections_is_waited_for(guarded, notices):
     assert "answers again" in notices.lines[-1]
 
 
-STARTING = b"SFATAL\0C57P03\0Mthe database system is starting up\0\0"
-
-
-class Relay(socketserver.ThreadingTCPServer):
-    """A server that is starting for its first client, and passes the others to a real one."""
-
-    daemon_threads, block_on_close = True, False
-
-    def __init__(self, path):
-        self.path, self.clients = path, 0
-        super().__init__(("127.0.0.1", 0), RelayedClient)
-
-
-class RelayedClient(socketserver.BaseRequestHandler):
-    def handle(self):
-        self.server.clients += 1
-        if self.server.clients == 1:
-            self.request.recv(1 << 16)
-            self.request.sendall(b"E" + (4 + len(STARTING)).to_bytes(4, "big") + STARTING)
-            return
-        with socket.socket(socket.AF_UNIX) as real:
-            real.connect(self.server.path)
-            back = threading.Thread(target=relay, args=(real, self.request), daemon=True)
-            back.start()
-            relay(self.request, real)
-            back.join()
-
-
-def relay(source, sink):
-    with contextlib.suppress(OSError):
-        while data := source.recv(1 << 16):
-            sink.sendall(data)
-        sink.shutdown(socket.SHUT_WR)
-
-
-def test_a_server_that_comes_up_while_its_failure_is_looked_at_is_waited_for(own_server, notices):
+def test_a_server_that_comes_up_while_its_failure_is_looked_at_is_waited_for(
+    own_server, notices, monkeypatch
+):
     """Its first refusal is no wrong password, although it answers when it is asked again."""
+    connect, tries = psycopg.connect, []
+
+    def starting_at_first(*arguments, **options):
+        tries.append(arguments)
+        if len(tries) == 1:
+            raise psycopg.OperationalError("the database system is starting up")
+        return connect(*arguments, **options)
+
+    monkeypatch.setattr(psycopg, "connect", starting_at_first)
     url = make_url(own_server.get_uri()).set(drivername="postgresql+psycopg")
-    with Relay(f"{url.query['host']}/.s.PGSQL.5432") as server:
-        # A process of its own, as libpq's ping keeps the interpreter's lock.
-        process = multiprocessing.get_context("fork").Process(
-            target=server.serve_forever, daemon=True
-        )
-        process.start()
-        port = server.server_address[1]
-        away = url.set(host="127.0.0.1", port=port, query={"sslmode": "disable"})
-        text = away.render_as_string(hide_password=False)
-        Patience(PATIENCE_S, notices)(partial(Store.open, text)).close()
-        process.kill()
+    Clock().patience(tell=notices)(partial(Store.open, url.render_as_string())).close()
     waits, back = notices.lines
     assert "starting up" in waits
     assert "answers again" in back

@@ -72,24 +72,6 @@ def test_rounds_are_planned_once_per_device(store):
     assert store.assignments.of_campaign(campaign_id, round_number=1) == []
 
 
-def test_a_worker_gets_the_next_assignment_and_the_same_again_until_it_has_ended(store):
-    campaign_id = campaign_with(store, [configuration(b) for b in (1, 2)])
-    lease_next = store.assignments.lease_next
-    first = lease_next(campaign_id, DEVICE, "w")
-    assert lease_next(campaign_id, DEVICE, "w") == first  # asked again, after a reply was lost
-    other = lease_next(campaign_id, DEVICE, "other")
-    assert lease_next(campaign_id, DEVICE, "third") is None
-    assert states(store, campaign_id) == [("leased", 1, 0), ("leased", 1, 0)]
-    result = (measurement(configuration(1), attempt_key=first.attempt_key), first.id)
-    for _ in "twice":
-        after = store.measurements.record([result])
-        assert after[first.id].state == "done"
-    bad = (measurement(configuration(2), "error", attempt_key=other.attempt_key), other.id)
-    store.measurements.record([bad])
-    again = lease_next(campaign_id, DEVICE, "w")
-    assert (again.id, again.attempts, again.failures, again.worker) == (other.id, 2, 1, "w")
-
-
 def test_what_failed_is_due_a_round_later_and_on_another_host_first(store):
     campaign_id = campaign_with(store, [configuration(b) for b in (1, 2)])
     both = {"hosts": {"a", "b"}}
