@@ -10,7 +10,7 @@ asks every extension for a module of one name and uses what it defines:
     device_kinds   devices of several members, such as `a100x4` (`profiler.devices`)
     step_power     power of a step by its kernels, and under a limit (`prediction.answer`)
     commands       commands of the command line
-    functions      functions of `import trappm`, by the names in `__all__`
+    functions      functions of `import trappm`: their modules by name in `FUNCTIONS`
 
 These modules import optional libraries inside functions, so one that is not installed only
 disables its own feature. The lookup runs once per process, also in Ray workers.

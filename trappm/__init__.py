@@ -66,6 +66,6 @@ def __getattr__(name: str) -> Any:
         return getattr(import_module(_MODULES[name]), name)
     if not name.startswith("_"):
         for functions in extension_modules("functions"):
-            if name in functions.__all__:
-                return getattr(functions, name)
+            if name in functions.FUNCTIONS:
+                return getattr(import_module(functions.FUNCTIONS[name]), name)
     raise AttributeError(f"module 'trappm' has no attribute {name!r}")

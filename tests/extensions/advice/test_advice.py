@@ -72,6 +72,18 @@ def test_checkpointed_blocks_take_the_predicted_memory_when_traced_again(advice)
     assert step.memory_mib < 0.95 * advice.before.memory_mib
 
 
+def test_the_advised_lines_change_no_gradient(advice):
+    (step,) = [step for step in advice.changes if step.blocks]
+    images = torch.randn(2, 3, 160, 160)
+    gradients = []
+    for lines in ((), step.python):
+        torch.manual_seed(0)
+        model = run(lines, timm.create_model(MODEL))
+        model(images).square().sum().backward()
+        gradients.append(model.patch_embed.proj.weight.grad)
+    torch.testing.assert_close(*gradients)
+
+
 def test_a_plan_has_no_more_blocks_than_needed(advice):
     (step,) = [step for step in advice.changes if step.blocks]
     model = timm.create_model(MODEL)

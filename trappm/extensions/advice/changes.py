@@ -104,16 +104,17 @@ def _with_momentum(loop: TrainingLoop) -> TrainingLoop:
 
 
 def precision_changes(step: Prediction, able: Sequence[Precision]) -> list[Change]:
-    """Return the precisions with fewer bits that the card can run."""
+    """Return the precisions with fewer bits, of those that the card can run."""
     lines = {
+        Precision.TF32: ('torch.set_float32_matmul_precision("high")',),
         Precision.AMP_BF16: (),
         Precision.AMP_FP16: ("scaler = torch.amp.GradScaler()",),
         Precision.BF16: ("model = model.to(torch.bfloat16)",),
     }
     wanted = [Precision.BF16]
-    if step.precision == Precision.FP32:
+    if Precision(step.precision).types is Precision.FP32:
         amp = Precision.AMP_BF16 if Precision.AMP_BF16 in able else Precision.AMP_FP16
-        wanted.insert(0, amp)
+        wanted = [Precision.TF32, amp, Precision.BF16]
     return [
         Change(
             name=precision.value,

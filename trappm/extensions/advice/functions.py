@@ -1,6 +1,6 @@
-"""Functions that this extension adds to `import trappm`."""
+"""Functions that this extension adds to `import trappm`, by the module that defines each."""
 
-from trappm.extensions.advice.advising import advise
-from trappm.extensions.advice.guard import check
-
-__all__ = ["advise", "check"]
+FUNCTIONS = {
+    "advise": "trappm.extensions.advice.advising",
+    "check": "trappm.extensions.advice.guard",
+}
