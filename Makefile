@@ -61,10 +61,13 @@ test-slow: $(INSTALLED) ## run the tests that take minutes
 test-gpu: $(INSTALLED) ## run the tests that need an NVIDIA GPU
 	@$(BIN)/python -m pytest -m gpu $(ARGS)
 
-lint: $(INSTALLED) ## check style, formatting and imports
+lint: $(INSTALLED) ## check style, formatting, imports, texts and the documentation
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports --no-cache --no-logo
+	@$(BIN)/python deploy/check_texts.py
+	@folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \
+	  $(BIN)/mkdocs build --strict --quiet --site-dir "$$folder"
 
 types: $(INSTALLED) ## check types
 	@$(BIN)/mypy
@@ -103,7 +106,6 @@ release: wheel ## build dist/ whole, wheel and sdist, and check what an index wo
 	  PYTHONPATH="$$folder" $(BIN)/python -m twine check --strict dist/*
 
 docs: $(INSTALLED) ## build the documentation into site/, reference included (any warning is an error)
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[docs]'
 	@$(BIN)/mkdocs build --strict --quiet; ls site/index.html
 
 # Profiles that are missing are made first (an hour on two cores), and kept; DATA is not copied.
@@ -121,7 +123,7 @@ lock: ## write constraints.txt anew, with the newest versions
 	  $(PYTHON) -m venv "$$folder/venv"; \
 	  $(QUIETLY) "$$folder/venv/bin/python" -m pip install --upgrade setuptools; \
 	  $(QUIETLY) "$$folder/venv/bin/python" -m pip install -c "$$folder/torch.txt" \
-	    --no-build-isolation -e '.[dev,docs]'; \
+	    --no-build-isolation -e '.[dev]'; \
 	  "$$folder/venv/bin/python" -m pip check; \
 	  { sed -n '/^#/p' constraints.txt; \
 	    "$$folder/venv/bin/python" -m pip freeze --all --exclude-editable \
