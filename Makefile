@@ -18,6 +18,9 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 UNFINISHED := $(VENV)/.unfinished
 
+# With --quiet, mkdocs counts no warnings, and --strict has no effect.
+BUILD_DOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 # One line of progress; all that pip says is shown only if it fails.
 QUIETLY := $(PYTHON) deploy/quiet_pip.py
 
@@ -67,7 +70,7 @@ lint: $(INSTALLED) ## check style, formatting, imports, texts and the documentat
 	@$(BIN)/lint-imports --no-cache --no-logo
 	@$(BIN)/python deploy/check_texts.py
 	@folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \
-	  $(BIN)/mkdocs build --strict --quiet --site-dir "$$folder"
+	  $(BUILD_DOCS) --site-dir "$$folder/site" >"$$folder/log" 2>&1 || { cat "$$folder/log" >&2; exit 1; }
 
 types: $(INSTALLED) ## check types
 	@$(BIN)/mypy
@@ -106,7 +109,7 @@ release: wheel ## build dist/ whole, wheel and sdist, and check what an index wo
 	  PYTHONPATH="$$folder" $(BIN)/python -m twine check --strict dist/*
 
 docs: $(INSTALLED) ## build the documentation into site/, reference included (any warning is an error)
-	@$(BIN)/mkdocs build --strict --quiet; ls site/index.html
+	@$(BUILD_DOCS); ls site/index.html
 
 # Profiles that are missing are made first (an hour on two cores), and kept; DATA is not copied.
 DATA ?= ../shared/data

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import ast
 import re
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import typer.main
+from typer.core import TyperGroup
 
 from trappm import cli, cli_reference
 
@@ -93,6 +95,36 @@ def problems_of_page(page: Path) -> Iterator[tuple[int, str]]:
                 yield number, f"there is no {path.relative_to(ROOT)}"
 
 
+def commands_of_page(page: Path) -> Iterator[list[str]]:
+    """Yield the words of each command in an indented block, without what may be left out."""
+    rest = ""
+    for line in re.findall(r"(?m)^    (.*)$", re.sub(r"\\\n +", "", page.read_text())):
+        if rest or line.startswith("trappm "):
+            rest += line + " "
+            try:
+                words = shlex.split(re.sub(r"\[[^]]*\]", "", rest), comments=True)
+            except ValueError:  # a quotation continues in the next line
+                continue
+            ends = [words.index(mark) for mark in ("&&", "|", ">", "&") if mark in words]
+            yield words[1 : min(ends, default=None)]
+            rest = ""
+
+
+def invalid_commands() -> Iterator[str]:
+    """Yield commands in indented blocks of pages that the command line does not know."""
+    for page in PAGES:
+        for words in commands_of_page(page):
+            command, rest = typer.main.get_command(cli.app), words
+            context = typer.Context(command)
+            try:
+                while isinstance(command, TyperGroup):
+                    _, command, rest = command.resolve_command(context, rest)
+                    context = typer.Context(command, parent=context)
+                command.make_context(command.name, rest, parent=context)
+            except typer.TyperException as error:
+                yield f"{page.name}: trappm {' '.join(words)}: {error}"
+
+
 def undescribed_options() -> Iterator[str]:
     """Yield options whose help is missing or a fragment."""
     waiting = [("trappm", typer.main.get_command(cli.app))]
@@ -114,7 +146,7 @@ def main() -> int:
         for path in paths
         for line, problem in problems_of(path)
     ]
-    found += undescribed_options()
+    found += [*invalid_commands(), *undescribed_options()]
     page = "docs/reference/cli.md"
     if (ROOT / page).read_text() != cli_reference.page():
         found.append(f"{page} is not current; run: python -m trappm.cli_reference > {page}")

@@ -1,4 +1,4 @@
-"""Quick imports stay quick, and modules import each other without a circle."""
+"""Imports are quick and without circles, and `trappm` shows its public names."""
 
 import json
 import subprocess
@@ -8,12 +8,19 @@ from graphlib import TopologicalSorter
 import grimp
 import pytest
 
+import trappm
+
 
 def test_no_circle_of_modules():
     """import-linter compares siblings, not a package with its own modules."""
     graph = grimp.build_graph("trappm", cache_dir=None)
     imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
     TopologicalSorter(imports).prepare()
+
+
+def test_dir_lists_only_public_names():
+    public = {name for name in trappm.__all__ if not name.startswith("_")}
+    assert {name for name in dir(trappm) if not name.startswith("_")} == public
 
 
 HEAVY = {
