@@ -18,6 +18,9 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 UNFINISHED := $(VENV)/.unfinished
 
+# With --quiet, mkdocs counts no warnings, and --strict has no effect.
+BUILD_DOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 # One line of progress; all that pip says is shown only if it fails.
 QUIETLY := $(PYTHON) deploy/quiet_pip.py
 
@@ -61,10 +64,13 @@ test-slow: $(INSTALLED) ## run the tests that take minutes
 test-gpu: $(INSTALLED) ## run the tests that need an NVIDIA GPU
 	@$(BIN)/python -m pytest -m gpu $(ARGS)
 
-lint: $(INSTALLED) ## check style, formatting and imports
+lint: $(INSTALLED) ## check style, formatting, imports, texts and the documentation
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports --no-cache --no-logo
+	@$(BIN)/python deploy/check_texts.py
+	@folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \
+	  $(BUILD_DOCS) --site-dir "$$folder/site" >"$$folder/log" 2>&1 || { cat "$$folder/log" >&2; exit 1; }
 
 types: $(INSTALLED) ## check types
 	@$(BIN)/mypy
@@ -103,8 +109,7 @@ release: wheel ## build dist/ whole, wheel and sdist, and check what an index wo
 	  PYTHONPATH="$$folder" $(BIN)/python -m twine check --strict dist/*
 
 docs: $(INSTALLED) ## build the documentation into site/, reference included (any warning is an error)
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[docs]'
-	@$(BIN)/mkdocs build --strict --quiet; ls site/index.html
+	@$(BUILD_DOCS); ls site/index.html
 
 # Profiles that are missing are made first (an hour on two cores), and kept; DATA is not copied.
 DATA ?= ../shared/data
@@ -121,7 +126,7 @@ lock: ## write constraints.txt anew, with the newest versions
 	  $(PYTHON) -m venv "$$folder/venv"; \
 	  $(QUIETLY) "$$folder/venv/bin/python" -m pip install --upgrade setuptools; \
 	  $(QUIETLY) "$$folder/venv/bin/python" -m pip install -c "$$folder/torch.txt" \
-	    --no-build-isolation -e '.[dev,docs]'; \
+	    --no-build-isolation -e '.[dev]'; \
 	  "$$folder/venv/bin/python" -m pip check; \
 	  { sed -n '/^#/p' constraints.txt; \
 	    "$$folder/venv/bin/python" -m pip freeze --all --exclude-editable \

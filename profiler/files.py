@@ -113,7 +113,7 @@ def unpack(data: bytes) -> dict[str, npt.NDArray[Any]]:
     Raises:
         Exception: The bytes are damaged; zipfile, zlib and NumPy raise errors of many kinds.
     """
-    with np.load(io.BytesIO(data), allow_pickle=False) as archive:
+    with np.load(io.BytesIO(data), allow_pickle=False) as archive:  # noqa: TID251
         return dict(archive)
 
 

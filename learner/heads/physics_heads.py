@@ -757,7 +757,7 @@ class OtherDevices:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
-        """Raises KeyError or ValueError for tensors that are not those of other devices."""
+        """Raise KeyError or ValueError for tensors that are not those of other devices."""
 
         def calibration(name: str) -> Calibration:
             read = Calibration.from_tensors(with_prefix(tensors, f"{name}."))
@@ -807,7 +807,7 @@ def similar_constants(card: str) -> Tensor | None:
 
 
 def head_of(prior: Prior, errors: Calibration) -> Head[Prior]:
-    """A head without residual, of these errors of the logarithm."""
+    """Return a head without residual, of these errors of the logarithm."""
     low, high = errors.interval()
     deviation = (high - low) / (2 * Z90)
     residual = Residual(sum(prior.feature_groups), deviation)

@@ -84,7 +84,7 @@ class GraphPrior(TermPrior):
     """Prior of step time or power from terms of the graph."""
 
     def __init__(self, metric: str, log_constants: Array | None = None) -> None:
-        """Raises KeyError for a metric without terms."""
+        """Raise KeyError for a metric without terms."""
         super().__init__(PRIORS[metric], log_constants)
         self.metric = metric
 

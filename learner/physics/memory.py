@@ -138,7 +138,7 @@ def _simulate(trace: Trace, batch_size: int, optimizer: Optimizer, loop: LoopPre
 
 @cache_on_first
 def _estimate_untraced(graph: Graph, optimizer: Optimizer, loop: LoopPreset) -> StepMemory:
-    """A guess: weights, states and gradients, and a share of all results, kept for the backward."""
+    """Estimate weights, states, gradients, and a share of all results for the backward pass."""
     outputs = graph.memory_bytes - BYTES_PER_ELEMENT * graph.parameters
     kept = KEPT_SHARE * float(outputs[[name not in VIEWS for name in graph.operators]].sum())
     parameters = BYTES_PER_ELEMENT * float(graph.parameters.sum())
@@ -148,7 +148,7 @@ def _estimate_untraced(graph: Graph, optimizer: Optimizer, loop: LoopPreset) -> 
 
 @cache_on_first
 def _forward_only(graph: Graph) -> StepMemory:
-    """A forward pass without gradients: each tensor lives until its last reader has run."""
+    """Simulate inference: each tensor lives until its last reader has run."""
     outputs = (graph.memory_bytes - BYTES_PER_ELEMENT * graph.parameters).astype(np.float64)
     last = np.arange(graph.node_count)
     np.maximum.at(last, graph.edges[:, 0], graph.edges[:, 1])
@@ -232,7 +232,7 @@ class MemoryPrior(TermPrior):
 
     @classmethod
     def on(cls, device: DeviceSpec | None) -> Self:
-        """The prior of a device before any label; None is a device without a data sheet."""
+        """Return the prior of a device before any label; None is a device without a data sheet."""
         constants = np.zeros(len(SPEC.spreads))
         training_mib = CONTEXT_MIB[Phase.TRAIN] if device is None else device.process_mib
         constants[0] = np.log(training_mib / PROCESS_MIB)

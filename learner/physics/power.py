@@ -60,7 +60,7 @@ class Loads:
 
 
 def loads_of(workloads: Sequence[Workload], prior: StepTimePrior) -> Loads:
-    """The loads of n workloads, as the constants of a device's step times have them.
+    """Return the loads of n workloads, as the constants of a device's step times have them.
 
     Raises:
         InputError: a workload without kernels.
@@ -140,7 +140,7 @@ class Normal:
 
 
 def write(known: Mapping[str, tuple[Normal, float]], path: Path = FILE) -> None:
-    """Writes constants and noise by model of card; those of others are of `UNKNOWN`."""
+    """Write constants and noise by model of card; those of others are of `UNKNOWN`."""
     tensors = {}
     for name, (normal, noise) in known.items():
         tensors[f"{name}.mean"] = torch.from_numpy(normal.mean.copy())

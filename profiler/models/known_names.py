@@ -129,7 +129,7 @@ def refuse_weights(name: str) -> None:
 
 
 def refuse_unknown(name: str) -> None:
-    """Raises InputError: there is no such model; with the nearest spellings."""
+    """Raise InputError with the nearest spellings of an unknown model."""
     if is_prefixed(name):
         content_of(name)
         return
@@ -143,7 +143,7 @@ def refuse_unknown(name: str) -> None:
 
 @cache
 def registered_names() -> frozenset[str]:
-    """The names that timm's sources register; none where timm is not installed."""
+    """Return the names that timm's sources register; none where timm is not installed."""
     return frozenset(name for source in _sources() for name in _REGISTERED.findall(source))
 
 
@@ -165,7 +165,7 @@ def _sources() -> tuple[str, ...]:
 
 
 def unknown_architecture(name: str, names: Iterable[str]) -> UnknownArchitectureError:
-    """The error for a name that is none of timm's, with the nearest of these."""
+    """Return the error for a name that timm does not have, with the nearest of these."""
     if not name:
         return UnknownArchitectureError("the model's name is empty; give one, such as resnet50")
     known = sorted(names)

@@ -308,7 +308,7 @@ def linear(
     weight: Tensor,
     bias: Tensor | None = None,
 ) -> Any:
-    """A product of tokens that do not lie next to each other (aten/src/ATen/native/Linear.cpp).
+    """Return the product of tokens that are not contiguous (aten/src/ATen/native/Linear.cpp).
 
     They are copied into one matrix, as the weights want a gradient, and the bias is added in place;
     neither happens while a dispatch mode is watching. NotImplemented for all other products.

@@ -17,7 +17,7 @@ def in_backward() -> bool:
 
 
 def tensors_of(values: Any) -> list[Tensor]:
-    """The tensors among these values, and in the lists among them, in order."""
+    """Return the tensors among these values, and in the lists among them, in order."""
     tensors: list[Tensor] = []
     for value in values:
         if isinstance(value, Tensor):

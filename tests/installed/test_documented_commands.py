@@ -14,9 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import typer
 from onnx_export import export_onnx
-from typer.core import TyperGroup
 
 from trappm import cli
 
@@ -154,92 +152,7 @@ def headers(lines):
     ]
 
 
-NOTED = sorted(
-    page
-    for page in (ROOT / "README.md", *ROOT.glob("docs/**/*.md"))
-    if re.search(r"(?m)^    trappm ", page.read_text())
-)
-"""Pages with commands in indented blocks, which may need a cluster, a server or days."""
-
-
-@pytest.mark.parametrize("page", NOTED, ids=lambda page: str(page.relative_to(ROOT)))
-def test_noted_commands_have_existing_options(page):
-    for typed in noted(page.read_text()):
-        words, command = typed, typer.main.get_command(cli.app)
-        context = typer.Context(command)
-        while isinstance(command, TyperGroup):
-            _, command, words = command.resolve_command(context, words)
-            context = typer.Context(command, parent=context)
-        command.make_context(command.name, words, parent=context)
-
-
-def noted(text):
-    """The words of each command; of what may be left out, in brackets, none."""
-    result, rest = [], ""
-    for line in re.findall(r"(?m)^    (.*)$", re.sub(r"\\\n +", "", text)):
-        if not rest and not line.startswith("trappm "):
-            continue
-        rest += line + " "
-        try:
-            words = shlex.split(re.sub(r"\[[^]]*\]", "", rest), comments=True)
-        except ValueError:  # a quotation continues in the next line
-            continue
-        ends = [words.index(mark) for mark in ("&&", "|", ">", "&") if mark in words]
-        result.append(words[1 : min(ends, default=None)])
-        rest = ""
-    assert not rest, rest
-    return result
-
-
 def test_commands_left_out_exist():
     every = [" ".join(c.words) for page in PAGES for c in commands(page)]
     unused = [start for start in ELSEWHERE if not any(c.startswith(start) for c in every)]
     assert unused == []
-
-
-JSON_COMMANDS = (
-    "predict test_resnet --breakdown --labels",
-    "compare test_resnet --device a100 --device v100 --epochs 2 --samples 1000 --carbon 300",
-    "compare test_resnet --precision amp-bf16",
-    "advise test_vit --batch-size 8192 --device t4",
-    "check test_resnet --device a100 --max-memory 38GiB",
-    "scale test_resnet --gpus 1,2",
-    "generate hf:gpt2-tiny --prompt 8 --tokens 2",
-    "devices",
-    "devices v100",
-    "roofline test_resnet --device v100",
-    "labels query --limit 2",
-    "labels query --sql 'SELECT family FROM labels'",
-    "labels show 1",
-    "snapshot show",
-    "snapshot show default",
-    "store upgrade --check",
-    "campaign status",
-    "campaign report",
-    "campaign report --choices",
-)
-NAMED_BY_DATA = {
-    "best", "best_of_all", "cards", "counts", "devices", "environment", "errors",
-    "evidence", "files", "heads", "label_counts", "modules_mib",
-    "versions", "weights",
-}  # fmt: skip
-"""Objects whose keys are names of devices, models, modules, files, or another program's."""
-
-
-@pytest.mark.parametrize("command", JSON_COMMANDS)
-def test_keys_in_json_are_identifiers(command, trappm):
-    status, out, err = trappm([*shlex.split(command), "--json"])
-    assert status == 0, err
-    keys = keys_of(json.loads(out))
-    # What a campaign reports by device has the devices' names for keys.
-    assert {key for key in keys if not re.fullmatch("[a-z][a-z0-9_]*|cpu-[12]t", key)} == set()
-
-
-def keys_of(value):
-    """Return the keys of all objects in a JSON value, except of those that are named by data."""
-    if isinstance(value, list):
-        return set().union(*map(keys_of, value))
-    if not isinstance(value, dict):
-        return set()
-    below = (keys_of(v) for k, v in value.items() if k not in NAMED_BY_DATA)
-    return set(value).union(*below)

@@ -4,7 +4,6 @@ Without any it predicts; with `campaign`, and what a server of one process needs
 evaluate. What the other extras bring is hidden from programs and children.
 """
 
-import ast
 import json
 import re
 import subprocess
@@ -66,17 +65,13 @@ def finished(process):
 
 @pytest.fixture(scope="module")
 def campaign(installed):
-    """What a campaign told that made heads from 60 labels, and published them."""
+    """What a campaign told that made heads from 16 labels, and published them."""
     program = str(Path(__file__).with_name("installed_campaign.py"))
-    return json.loads(finished(installed(program, str(ROOT / "tests" / "cluster"), "60")))
+    return json.loads(finished(installed(program, str(ROOT / "tests" / "cluster"), "16")))
 
 
-def test_a_campaign_learns_from_60_labels_and_publishes_heads(campaign):
-    assert campaign["trained_on"]["cpu-2t"] == 60
-    assert campaign["state"] == "finished"
-
-
-def test_its_snapshot_predicts(campaign, installed):
+def test_a_campaign_publishes_heads_that_predict(campaign, installed):
+    assert (campaign["trained_on"]["cpu-2t"], campaign["state"]) == (16, "finished")
     command = trappm("predict", "test_resnet", "--batch-size", "4", "--device", "cpu-2t", "--json")
     prediction = json.loads(finished(installed(*command)))
     assert prediction["step_time_ms"] > 0
@@ -166,19 +161,3 @@ def test_without_extras_other_commands_name_the_extra(light):
     assert json.loads(out.splitlines()[-1]) == [2] * len(needs), err
     lines = err.splitlines()
     assert [re.search(r"'trappm\[(\w+)\]'$", line)[1] for line in lines] == [*needs.values()]
-
-
-def test_no_other_package_of_an_extra_is_imported():
-    """Whoever adds such an import adds the command that needs it to those above."""
-    imported = set()
-    for room in ("profiler", "store", "learner", "cluster", "trappm"):
-        for path in (ROOT / room).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.Import):
-                    imported |= {alias.name.split(".")[0] for alias in node.names}
-                elif isinstance(node, ast.ImportFrom) and not node.level:
-                    imported.add(node.module.split(".")[0])
-    assert imported & ABSENT <= {
-        "bmdal_reg", "lightning", "matplotlib", "optuna", "peft", "psycopg", "sklearn",
-        "transformers",
-    }  # fmt: skip

@@ -5,17 +5,16 @@ PostgreSQL), and used from there: nothing of the checkout is on anybody's path.
 """
 
 import os
-import shutil
 import subprocess
-import sys
 import venv
 from pathlib import Path
 
 import pytest
 import yaml
-from foreign_folder import ROOMS, make_foreign
+from foreign_folder import make_foreign
 from guarded_postgresql import launched_and_left
 from test_main_job import BUDGET, SPEC
+from test_scaffold import build_wheel
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -37,17 +36,7 @@ def environment(place):
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("dist")
-    source = folder / "source"
-    ignore = shutil.ignore_patterns("__pycache__")
-    for room in (*ROOMS, "trappm"):
-        shutil.copytree(ROOT / room, source / room, ignore=ignore, symlinks=True)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    build = ["wheel", "-q", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder)]
-    subprocess.run([sys.executable, "-m", "pip", *build, str(source)], check=True)
-    (made,) = folder.glob("*.whl")
-    return made
+    return build_wheel(tmp_path_factory.mktemp("dist"))
 
 
 @pytest.fixture(scope="module")

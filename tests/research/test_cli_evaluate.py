@@ -10,7 +10,6 @@ from research.__main__ import main as run
 from research.evaluation.label_files import read_labels
 from research.evaluation.workbench import Workbench
 from research.peers.graph_networks import SIZES
-from research.peers.predictors import ESTIMATORS
 from trappm.cluster.trace_tasks import trace_of
 from trappm.learner.paper.presets import LAPTOP, PRESETS
 from trappm.profiler.errors import InputError
@@ -156,9 +155,8 @@ def test_start_is_learned_with_the_data_sheet_of_its_own_device(
 
 def test_suite_shows_the_architecture_split_first(say, sheets):
     status, out, err = say(
-        "--suite", "paper", "--labels", sheets[2], "--estimator", "mlp", "--estimator",
-        "faketensor", "--estimator", "trappm-laptop-random", "--split", "architectures", "--split",
-        "families", "--split", "configurations", "--seeds", 2,
+        "--suite", "paper", "--labels", sheets[2], "--estimator", "faketensor", "--split",
+        "architectures", "--split", "families", "--split", "configurations", "--seeds", 2,
         "--label-counts", "6,12",
     )  # fmt: skip
     assert status == 0, err
@@ -177,14 +175,6 @@ def test_only_usable_rows_are_evaluated(report, sheets, tmp_path):
     (result,) = report(*files, "--estimator", "faketensor")["results"]
     assert result["accuracy"]["count"] == 4
     assert result["without_spikes"]["count"] == 2
-
-
-def test_labels_without_faketensor_estimates_skip_faketensor(report, sheets, tmp_path):
-    plain = tmp_path / "plain.jsonl"
-    measured = [replace(m, memory_detail_mib={}) for m in read_labels(sheets[2])]
-    export_file(measured, plain)
-    names = {r["estimator"] for r in report("--labels", plain, "--seeds", 1)["results"]}
-    assert names == {n for n in ESTIMATORS if "paper" not in n} - {"faketensor"}
 
 
 def test_only_out_of_memory_labels_are_reported(report, tmp_path):

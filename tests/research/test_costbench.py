@@ -14,7 +14,6 @@ from research.costbench import (
     PublishedSheet,
     Tool,
     line_error,
-    markdown,
     outcomes,
     published,
     summary,
@@ -69,11 +68,6 @@ def test_a_missing_constant_costs_nothing_after_a_line():
     predicted = np.arange(1.0, 11.0)
     assert line_error(predicted, 3 * predicted + 7) == pytest.approx(0, abs=1e-6)
     assert math.isnan(line_error(predicted[:4], predicted[:4]))
-
-
-def test_tables_are_markdown():
-    table = pd.DataFrame({"tool": ["a|b"], "mean %": [1234.5], "s": [math.nan]})
-    assert markdown(table) == "| tool | mean % | s |\n| --- | --- | --- |\n| a/b | 1230 |  |"
 
 
 def test_experts_and_context_parallelism_are_refused():

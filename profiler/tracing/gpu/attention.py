@@ -67,7 +67,7 @@ def _runs_flash(query: Tensor, value: Tensor, mask: Tensor | None) -> bool:
 
 
 def _fits_efficient(query: Tensor, value: Tensor) -> bool:
-    """The memory-efficient kernel takes widths in steps of 16 bytes (sdp_utils.cpp)."""
+    """Check that widths are multiples of 16 bytes, as the kernel needs (sdp_utils.cpp)."""
     step = 16 // query.element_size()
     return query.dim() == 4 and query.shape[-1] % step == 0 and value.shape[-1] % step == 0
 

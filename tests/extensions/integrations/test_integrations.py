@@ -28,6 +28,12 @@ def run_page(title):
     return names
 
 
+QUIET = {
+    "accelerator": "cpu", "devices": 1, "logger": False, "enable_checkpointing": False,
+    "enable_progress_bar": False, "enable_model_summary": False,
+}  # fmt: skip
+
+
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "home"))
@@ -89,7 +95,7 @@ def test_lightning_trains_at_the_largest_batch_that_fits(capsys):
             return made if weights is None else made * weights
 
         def training_step(self, images, _):
-            return self(images.to(next(self.parameters()).dtype)).sum()
+            return self(images).sum()
 
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=0.01)
@@ -101,12 +107,9 @@ def test_lightning_trains_at_the_largest_batch_that_fits(capsys):
             trained.append(self.batch_size)
             return torch.zeros(1, 2, 3, 64, 64)
 
-    def fit(name, device, precision="32-true", most=100_000, **data):
-        trainer = lightning.Trainer(
-            callbacks=[LargestBatch(name, device, most=most)], max_steps=1, precision=precision,
-            accelerator="cpu", devices=1, logger=False, enable_checkpointing=False,
-            enable_progress_bar=False, enable_model_summary=False,
-        )  # fmt: skip
+    def fit(name, device, most=100_000, **data):
+        callbacks = [LargestBatch(name, device, most=most)]
+        trainer = lightning.Trainer(callbacks=callbacks, max_steps=1, **QUIET)
         trainer.fit(module, **(data or {"datamodule": Data()}))
         return trained.pop() if trained else None, sentences(capsys)[-1]
 
@@ -120,26 +123,12 @@ def test_lightning_trains_at_the_largest_batch_that_fits(capsys):
         assert fit(name, "v100", most=size - 1) == (
             size - 1, f"TraPPM: batch_size is {size - 1:,}, of {size:,} predicted to fit"
         )  # fmt: skip
-    assert fit("resnet10t", "a100", "bf16-true")[1] != fit("resnet10t", "a100")[1]
     cpu = f"cpu-{torch.get_num_threads()}t"
     assert fit(None, None) == (2, f"{stays}there is no prediction on {cpu}")
     loader = torch.zeros(1, 2, 3, 64, 64)
     assert fit(None, "v100", train_dataloaders=loader)[1].startswith(f"{stays}the data loaders")
-    module.example_input_array = ()
-    assert fit(None, "v100")[1].startswith(stays)
     with pytest.raises(UnknownArchitectureError, match="resnet5o"):
         LargestBatch("resnet5o")
-
-
-def test_runs_of_mlflow_become_labels_of_trainings(folder, printed, as_json):
-    mlflow = pytest.importorskip("mlflow", reason="MLflow is not installed: two dozen packages")
-    with mlflow.start_run():
-        mlflow.log_params({"model": "resnet50", "batch": 64})
-        mlflow.log_metric("step_ms", 187.0)
-    run_page("MLflow")
-    printed("labels", "import", "steps.jsonl")
-    (label,) = as_json("labels", "query", "--protocol", "in-training")
-    assert (label["provenance"], label["step_time_ms"]) == ("imported", 187.0)
 
 
 @pytest.mark.extension("transformers")
@@ -168,7 +157,7 @@ def first_step(size, compiled=False, **changes):
 
 
 @pytest.mark.parametrize("compiled", ["", "module", "by the trainer"])
-def test_compiled_model_gives_a_label_of_its_own(folder, compiled):
+def test_compiled_model_has_a_label_and_a_forecast_of_its_own(folder, compiled):
     first = first_step(64, compiled == "module", will_compile=compiled == "by the trainer")
     steps = RecordedSteps(framework="a test")
     for _ in range(PROTOCOL.warmup_steps + PROTOCOL.min_steps):
@@ -176,19 +165,10 @@ def test_compiled_model_gives_a_label_of_its_own(folder, compiled):
         steps.end(first)
     record = steps.write(first, folder / "steps.jsonl")
     assert record.configuration.execution == ("compile" if compiled else "eager")
-
-
-@pytest.mark.parametrize("compiled", ["module", "by the trainer"])
-def test_a_compiled_model_has_a_forecast_of_its_own(folder, compiled):
-    first = first_step(64, compiled == "module", will_compile=compiled == "by the trainer")
-    of_eager, of_compiled = (
-        str(forecast(step, "a100")) for step in (first_step(64), first)
-    )  # fmt: skip
-    assert "for test_resnet in fp32 at batch 16" in of_eager
-    assert "for test_resnet in fp32, compiled, at batch 16" in of_compiled
-    assert "a step is predicted to take" in of_compiled
+    how = ", compiled," if compiled else ""
+    assert f"for test_resnet in fp32{how} at batch 16" in str(forecast(first, "a100"))
     on_cpu = str(forecast(first, "cpu-2t"))
-    assert "the step is compiled, and this forecast is for eager mode" in on_cpu
+    assert ("this forecast is for eager mode" in on_cpu) == bool(compiled)
 
 
 def test_unnamed_module_is_timed_but_not_recorded(folder, capsys):
@@ -210,10 +190,7 @@ def test_unnamed_module_is_timed_but_not_recorded(folder, capsys):
             return torch.optim.AdamW(self.parameters())
 
     def fit(callback, **options):
-        trainer = lightning.Trainer(
-            **options, max_epochs=1, accelerator="cpu", devices=1, logger=False,
-            enable_checkpointing=False, enable_progress_bar=False, callbacks=[callback],
-        )  # fmt: skip
+        trainer = lightning.Trainer(**options, max_epochs=1, callbacks=[callback], **QUIET)
         trainer.fit(Line(), torch.utils.data.DataLoader(torch.randn(40, 8), batch_size=2))
         return sentences(capsys)
 
@@ -255,13 +232,6 @@ def test_optuna_prunes_trials_that_do_not_fit(folder):
     assert states == {(64, "COMPLETE"), (4096, "PRUNED")}
     for trial in trials:
         assert (trial.constraints["trappm_memory_mib"] > 0) is (trial.state.name == "PRUNED")
-
-
-def test_skypilot_estimates_seconds_by_gpu(folder):
-    sky = pytest.importorskip("sky", reason="SkyPilot is not installed: a dozen packages")
-    names = run_page("SkyPilot")
-    slower = names["task"].estimate_runtime(sky.Resources(accelerators="V100:1"))
-    assert 3600 < names["estimate"] < slower
 
 
 def test_callback_of_a_named_model_equals_predict():

@@ -29,7 +29,7 @@ def outcome(path):
     return "refused"
 
 
-@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [12, pytest.param(1, marks=pytest.mark.slow)])
 def test_each_node_test_is_read_or_refused(node_tests, tmp_path, every):
     outcomes = Counter()
     for name, model in node_tests[::every]:

@@ -157,21 +157,6 @@ def test_vectors_series_and_volumes_are_predicted(tmp_path, sizes):
     assert trappm.predict(path, batch_size=64, device="a100").step_time_ms > 0
 
 
-DYNAMIC = [
-    helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "scale", "zero"]),
-    helper.make_node("MatMulInteger", ["q", "w", "zero"], ["p"]),
-    helper.make_node("Cast", ["p"], ["y"], to=TensorProto.FLOAT),
-]
-
-
-def test_a_dynamically_quantized_file_is_predicted_in_inference(tmp_path):
-    inputs = [value("x", TensorProto.FLOAT, ["batch", 64])]
-    path = saved(tmp_path, DYNAMIC, inputs, [weight("w", TensorProto.INT8, 64, 8)])
-    assert trappm.predict(path, phase="infer", device="a100").memory_mib > 0
-    with pytest.raises(TrappmError, match="is not trained; ask about inference"):
-        trappm.predict(path, device="a100")
-
-
 FLOAT, TEXT, WORDS = TensorProto.FLOAT, TensorProto.STRING, TensorProto.INT64
 
 

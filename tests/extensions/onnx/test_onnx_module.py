@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from onnx import TensorProto, helper
+from onnx import TensorProto
 from onnx_export import export_onnx
 from small_modules import Function
 from torch import nn
@@ -14,28 +14,25 @@ from torch.nn import functional as F  # noqa: N812  # the usual name
 
 from trappm.extensions.onnx.checked_model import load_checked
 from trappm.extensions.onnx.module import RebuiltModule
-from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.memory.simulation import memory_of
 from trappm.profiler.models.model_input import Sample
-from trappm.profiler.records import Phase
 from trappm.profiler.trace import trace
-
-# Norms, attention, squeeze and excitation, activations of every kind.
-ARCHITECTURES = (
-    ("test_resnet", 64),
-    ("test_vit", 64),
-    ("test_convnext", 64),
-    ("test_efficientnet_gn", 64),
-    ("mobilenetv3_small_050", 64),
-    ("convnext_zepto_rms", 32),
-)
 
 
 def rebuilt(path):
     return RebuiltModule(load_checked(path))
 
 
-@pytest.mark.parametrize(("architecture", "input_size"), ARCHITECTURES)
+@pytest.mark.parametrize(
+    ("architecture", "input_size"),
+    [
+        ("test_resnet", 64),
+        ("test_vit", 64),
+        ("test_efficientnet_gn", 64),
+        ("mobilenetv3_small_050", 64),
+        ("convnext_zepto_rms", 32),
+    ],
+)
 def test_the_rebuilt_step_is_that_of_the_original(tmp_path, architecture, input_size):
     export_onnx(architecture, input_size, tmp_path / "m.onnx")
     original = trace(architecture, input_size)
@@ -140,41 +137,6 @@ def test_weights_may_be_stored_or_folded(tmp_path):
     onnx.save(model, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
     (tmp_path / "weights.bin").unlink(missing_ok=True)
     assert memory_of(trace(rebuilt(path), 8), 16) == memory_of(expected, 16)
-
-
-def one_node(path, operator, domain="", rest=(3, 4, 4)):
-    graph = helper.make_graph(
-        [helper.make_node(operator, ["x"], ["y"], domain=domain)],
-        "one",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["b", 3, 4, 4])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["b", *rest])],
-    )
-    imports = [helper.make_opsetid("", 17), helper.make_opsetid("com.example", 1)]
-    onnx.save(helper.make_model(graph, opset_imports=imports), path)
-    return path
-
-
-@pytest.mark.parametrize("phase", list(Phase))
-def test_a_step_with_an_operator_that_pytorch_lacks_has_a_graph_only(tmp_path, phase):
-    made = trace(rebuilt(one_node(tmp_path / "m.onnx", "Det", rest=(3,))), 4, phase=phase)
-    assert made.graph.operators == ("Det",)
-    assert (made.allocations, made.kernels) == (None, None)
-    assert made.refusal == "the operator Det cannot be rebuilt"
-
-
-def test_an_operator_that_is_not_known_is_named(tmp_path):
-    path = one_node(tmp_path / "m.onnx", "Fancy", "com.example", rest=(3,))
-    with pytest.raises(
-        UnsupportedModelError, match=r"operator com\.example\.Fancy cannot be rebuilt"
-    ):
-        trace(rebuilt(path), 4)
-
-
-def test_a_step_without_anything_to_train_is_refused(tmp_path):
-    path = one_node(tmp_path / "m.onnx", "Relu")
-    refused = trace(rebuilt(path), 4)
-    assert refused.allocations is None
-    assert "trainable parameter" in refused.refusal
 
 
 def test_half_precision_files_are_trained_in_full_precision(tmp_path):

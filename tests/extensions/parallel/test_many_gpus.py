@@ -96,9 +96,13 @@ def test_tables_fit_a_terminal_and_name_model_and_device(printed):
         assert f"{question}Fastest: " in shown
 
 
-def test_single_gpu_equals_predict():
-    alone = trappm.predict("resnet18", batch_size=32, device="a100", optimizer="adam")
-    shared = predict_parallel("resnet18", batch_size=32, device="a100", optimizer="adam")
-    assert shared.step_time_ms == pytest.approx(alone.step_time_ms)
-    assert shared.memory_mib == pytest.approx(alone.memory_mib)
+@pytest.mark.parametrize("passes", [1, 4])
+def test_single_gpu_equals_predict(passes):
+    options = {"batch_size": 32, "device": "a100", "optimizer": "adam", "accumulation": passes}
+    alone = trappm.predict("resnet18", **options)
+    shared = predict_parallel("resnet18", gpus=1, **options)
+    assert shared.step_time_ms == pytest.approx(alone.step_time_ms, rel=1e-6)
+    assert shared.samples_per_s == pytest.approx(alone.samples_per_s, rel=1e-6)
+    if passes == 1:
+        assert shared.memory_mib == pytest.approx(alone.memory_mib)
     assert shared.speedup == pytest.approx(1.0)

@@ -26,8 +26,15 @@ def allocations():
     return trace("vit_tiny_patch16_224", 224).allocations
 
 
-def test_single_rank_needs_the_memory_of_the_step(allocations):
-    needs = traced_needs(allocations, BATCH, ADAM)
+@pytest.fixture(scope="module")
+def needs(allocations):
+    return traced_needs(allocations, BATCH, ADAM)
+
+
+GPT = {"sequence_length": 128, "batch_size": 1, "optimizer": "adamw", "device": "a100"}
+
+
+def test_single_rank_needs_the_memory_of_the_step(needs):
     whole = float((needs.gradients + needs.activations).max()) + needs.parameters + needs.states
     for strategy in ShardingStrategy:
         alone = rank_memory(needs, Parallelism(strategy=strategy))
@@ -35,8 +42,7 @@ def test_single_rank_needs_the_memory_of_the_step(allocations):
         assert (alone.gathered, alone.buckets) == (0.0, 0.0)
 
 
-def test_fsdp_memory_decreases_with_ranks_and_ddp_memory_does_not(allocations):
-    needs = traced_needs(allocations, BATCH, ADAM)
+def test_fsdp_memory_decreases_with_ranks_and_ddp_memory_does_not(needs, allocations):
     sizes = [
         rank_memory(needs, Parallelism(strategy=ShardingStrategy.FSDP, gpus=n)).total
         for n in (2, 4, 8, 16)
@@ -48,8 +54,7 @@ def test_fsdp_memory_decreases_with_ranks_and_ddp_memory_does_not(allocations):
     assert ddp[0].buckets == allocations.parameter_bytes.sum()
 
 
-def test_tensor_parallelism_divides_a_transformer(allocations):
-    needs = traced_needs(allocations, BATCH, ADAM)
+def test_tensor_parallelism_divides_a_transformer(needs):
     sizes = [
         rank_memory(needs, Parallelism(strategy=ShardingStrategy.TP, gpus=gpus))
         for gpus in (1, 2, 4)
@@ -58,8 +63,7 @@ def test_tensor_parallelism_divides_a_transformer(allocations):
     assert sizes[0].total > sizes[1].total > sizes[2].total
 
 
-def test_a_sharded_optimizer_divides_states_over_replicas_only(allocations):
-    needs = traced_needs(allocations, BATCH, ADAM)
+def test_a_sharded_optimizer_divides_states_over_replicas_only(needs):
     plain, sharded = (
         rank_memory(
             needs,
@@ -74,18 +78,16 @@ def test_a_sharded_optimizer_divides_states_over_replicas_only(allocations):
         Parallelism(strategy=ShardingStrategy.FSDP, gpus=2, sharded_optimizer=True)
 
 
-def test_mixed_precision_has_main_copies_and_one_buffer_of_gradients(allocations):
-    halves = traced_needs(allocations, BATCH, ADAM)  # as if its parameters had 16 bits
-    parameters = halves.all_gradients / 2
+def test_mixed_precision_has_main_copies_and_one_buffer_of_gradients(needs):
+    parameters = needs.all_gradients / 2  # as if they had 16 bits
     for kind, of_gradients, of_states in ((MEGATRON_LM, 4, 12), (DEEPSPEED_BF16, 6, 16)):
-        rank = rank_memory(kind.needs(halves), Parallelism(gpus=4, sharded_optimizer=True))
+        rank = rank_memory(kind.needs(needs), Parallelism(gpus=4, sharded_optimizer=True))
         assert rank.gradients == pytest.approx(of_gradients * parameters)
         assert rank.states == pytest.approx(of_states * parameters / 4)
         assert rank.buckets == 0.0
 
 
-def test_the_first_stage_keeps_several_micro_batches_and_the_last_one_the_head(allocations):
-    needs = traced_needs(allocations, BATCH, ADAM)
+def test_the_first_stage_keeps_several_micro_batches_and_the_last_one_the_head(needs):
     one, two, four = (
         rank_memory(
             needs,
@@ -100,10 +102,9 @@ def test_the_first_stage_keeps_several_micro_batches_and_the_last_one_the_head(a
 
 @pytest.mark.parametrize("precision", ["bf16", "amp-fp16"])
 def test_megatron_keeps_16_bit_parameters_with_main_copies(precision):
-    options = {"sequence_length": 128, "batch_size": 1, "optimizer": "adamw", "device": "a100"}
     ranks = {
         sharded: predict_parallel(
-            "hf:gpt2,megatron", gpus=8, precision=precision, sharded_optimizer=sharded, **options
+            "hf:gpt2,megatron", gpus=8, precision=precision, sharded_optimizer=sharded, **GPT
         )
         for sharded in (False, True)
     }
@@ -118,9 +119,7 @@ def test_megatron_keeps_16_bit_parameters_with_main_copies(precision):
 
 
 def test_one_gpu_and_fsdp_have_the_memory_of_the_step():
-    options = {"sequence_length": 128, "batch_size": 1, "optimizer": "adamw", "device": "a100"}
-    options |= {"precision": "bf16"}
-    step = SharedStep.of("hf:gpt2,megatron", **options)
+    step = SharedStep.of("hf:gpt2,megatron", precision="bf16", **GPT)
     for parallelism in (
         Parallelism(sharded_optimizer=True),
         Parallelism(strategy=ShardingStrategy.FSDP, gpus=8),
@@ -133,10 +132,9 @@ def test_one_gpu_and_fsdp_have_the_memory_of_the_step():
 
 
 def test_fsdp_gathers_frozen_parameters():
-    options = {"sequence_length": 128, "batch_size": 8, "device": "a100", "optimizer": "adamw"}
     fsdp = Parallelism(strategy=ShardingStrategy.FSDP, gpus=4)
     whole, embeddings, lora = (
-        SharedStep.of(f"hf:gpt2{option}", **options).on(fsdp)
+        SharedStep.of(f"hf:gpt2{option}", **GPT | {"batch_size": 8}).on(fsdp)
         for option in ("", ",frozen=embeddings", ",lora=4")
     )
     gathered = [step.memory_parts_mib["gathered"] for step in (whole, embeddings, lora)]
@@ -169,10 +167,9 @@ def test_images_have_no_mixed_precision_of_megatron():
 
 
 def test_a_sharded_optimizer_in_bf16_has_main_copies_of_any_transformer():
-    options = {"sequence_length": 128, "batch_size": 1, "optimizer": "adamw", "device": "a100"}
     sharded, plain = (
         predict_parallel(
-            "hf:gpt2", gpus=8, precision="bf16", sharded_optimizer=choice, **options
+            "hf:gpt2", gpus=8, precision="bf16", sharded_optimizer=choice, **GPT
         ).memory_parts_mib
         for choice in (True, False)
     )

@@ -58,10 +58,8 @@ def test_names_round_trip_through_text(name):
         ("hf:gpt2,lora=0", "the LoRA rank is 0"),
         ("hf:gpt2,eager,sdpa", "contradicts or repeats"),
         ("hf:gpt2,lora=4,frozen=body", "cannot be combined"),
-        ("hf:gpt2,lora=4,qlora=4", "'qlora=4' in .* contradicts or repeats"),
         ("hf:gpt2,int8,qlora=4", "'qlora=4' in .* contradicts or repeats"),
         ("hf:gpt2,int8,frozen=body", "int8 or int4 and frozen cannot be combined"),
-        ("hf:gpt2,qlora=0", "the LoRA rank is 0"),
         ("hf:gpt2,vocabulary=1", "from 2 to 1,000,000 tokens"),
         ("hf:gpt2,vocabulary=many", "vocabulary=many; it must be a whole number"),
         ("hf:gpt2,lora=-1", "lora=-1; it must be a whole number"),
@@ -76,7 +74,6 @@ def test_invalid_name_gives_one_line(text, message, refused):
     ("name", "parameters"),
     [
         ("gpt2", 124_439_808),
-        ("llama-2-7b", 6_738_415_616),
         ("mistral-7b", 7_241_732_096),
         ("gemma-2b", 2_506_172_416),
         ("pythia-70m", 70_426_624),
@@ -106,9 +103,7 @@ def test_only_adapters_are_trained():
 
 
 @pytest.mark.parametrize("shape", ["gpt2-tiny", "t5-tiny", "vit-tiny"])
-@pytest.mark.parametrize(("plain", "options", "bits"), [
-    ("lora=8", "qlora=8", 4), ("lora=8", "lora=8,int8", 8), ("", "int4", 4), ("", "int8", 8),
-])  # fmt: skip
+@pytest.mark.parametrize(("plain", "options", "bits"), [("lora=8", "qlora=8", 4), ("", "int8", 8)])
 def test_quantization_packs_the_linear_layers_of_the_blocks_only(shape, plain, options, bits):
     if plain:
         pytest.importorskip("peft")
@@ -133,9 +128,9 @@ def test_quantization_packs_the_linear_layers_of_the_blocks_only(shape, plain, o
             assert parameter.shape == sizes[name].shape
 
 
-@pytest.mark.parametrize("autocast", [False, True])
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(
+    ("bits", "bias", "autocast"), [(4, False, True), (4, True, False), (8, True, True)]
+)
 def test_packed_layers_compute_as_linear_ones(autocast, bias, bits):
     library = pytest.importorskip("trappm.extensions.transformers.library")
     linear = torch.nn.Linear(6, 5, bias=bias).requires_grad_(False)
@@ -235,9 +230,6 @@ def test_invalid_configuration_gives_one_line_input_error(tmp_path, config, reas
 )
 def test_hub_id_resolves_to_the_built_in_shape(hub_id, shape):
     assert str(TransformerName.parse(hub_id)) == shape
-
-
-def test_hub_ids_refer_to_built_in_shapes():
     ids = Path(names.__file__).with_name("hub_ids.yaml")
     assert load_yaml(ids.read_bytes(), str(ids)).keys() <= builtin_shapes().keys()
 

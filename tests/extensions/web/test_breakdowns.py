@@ -62,48 +62,6 @@ def test_equal_steps_are_traced_once_and_cached(server, monkeypatch):
     assert traces(server) == known + 2
 
 
-def test_device_without_bf16_has_a_reason_and_no_values(server):
-    response = server.post("/v1/predict", QUESTION | {"precision": "amp-bf16"})
-    assert response.status == 200, response.body
-    able, unable = response.json
-    assert able["memory_breakdown"]["parts_mib"]
-    assert unable["memory_mib"] is None
-    assert "no bf16 hardware" in unable["missing"]["memory_mib"]
-    asked = {name: value for name, value in QUESTION.items() if name != "breakdown_depth"}
-    compared = server.post("/v1/compare", asked | {"precision": "amp-bf16"}).json
-    assert [p["device"] for p in compared["predictions"]] == ["a100-40gb"]
-    assert [row["device"] for row in compared["left_out"]] == ["v100-16gb"]
-
-
-@pytest.mark.parametrize(
-    ("path", "change", "status", "words"),
-    [
-        ("predict", {"devices": ["v100"], "precision": "bf16"}, 400, "use amp-fp16"),
-        ("predict", {"breakdown_depth": 21}, 400, "breakdown_depth"),
-        ("predict", {"breakdown_depth": 0}, 400, "breakdown_depth"),
-        ("predict", {"model": "test_vit", "input_size": 7}, 422, "divisible by patch size"),
-        ("roofline", {"devices": ["v9000"]}, 404, "v9000"),
-        ("roofline", {"devices": ["a100"] * 5}, 400, "devices"),
-        ("roofline", {"devices": ["cpu-2t"]}, 400, "data sheet"),
-        ("roofline", {"model": "../net"}, 400, "not a timm name"),
-        ("roofline", {"phase": "sleep"}, 400, "sleep"),
-        ("roofline", {"snapshot": "../../etc"}, 404, "etc"),
-        ("scale", {"gpus": [0]}, 400, "gpus"),
-        ("scale", {"strategies": ["zero9"]}, 400, "zero9"),
-        ("scale", {"devices": ["v9000"]}, 404, "v9000"),
-        ("scale", {"model": "resnet9000"}, 404, "resnet9000"),
-        ("scale", {"batch_size": 0}, 400, "batch_size"),
-        ("scale", {"phase": "infer"}, 400, "phase"),
-    ],
-)
-def test_invalid_values_give_problem_details(server, path, change, status, words):
-    question = QUESTION if path == "predict" else {"devices": ["v100"], **STEP}
-    response = server.post(f"/v1/{path}", question | change)
-    assert (response.status, words in response.json["detail"]) == (status, True), response.body
-    assert "\n" not in response.json["detail"]
-    assert response.headers["content-type"] == "application/problem+json"
-
-
 def test_breakdown_has_the_limits_of_a_trace():
     with Asker(trace_memory_mib=1, timeout_s=60) as asker:
         response = asker.post("/v1/predict", QUESTION | {"model": "resnet50"})

@@ -6,19 +6,10 @@ import json
 import sys
 
 import pytest
-import typer
 import yaml
 
 from trappm import cli
-
-
-def _commands(group, path=()):
-    yield list(path)
-    for name, command in getattr(group, "commands", {}).items():
-        yield from _commands(command, (*path, name))
-
-
-COMMANDS = list(_commands(typer.main.get_command(cli.app)))
+from trappm.profiler.devices import local_devices
 
 
 @pytest.fixture(autouse=True)
@@ -26,11 +17,6 @@ def home(tmp_path, monkeypatch):
     monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("COLUMNS", "200")
     return tmp_path / "home"
-
-
-@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_every_command_has_help_with_an_example(printed, words):
-    assert "Example: trappm" in printed(*words, "--help")
 
 
 def _small_campaign(tmp_path, **changes):
@@ -59,7 +45,6 @@ def _small_campaign(tmp_path, **changes):
         (["predict", ""], "the model's name is empty"),
         (["predict", "resnet18", "--batch-size", "99999999999999999999"], "1,000,000"),
         (["predict", "resnet18", "--input-size", "-3"], "input size"),
-        (["predict", "resnet18", "--device", "a100", "--phase", "eval"], "phase"),
         (["predict", "resnet18", "--device", "a100", "--optimizer", "lion"], "optimizer"),
         (["predict", "resnet18", "--snapshot", "v3"], "no snapshot 'v3'"),
         (["predict", "none.onnx"], "none.onnx"),
@@ -74,6 +59,7 @@ def _small_campaign(tmp_path, **changes):
         (["predict", "resnet18", "--batch-size", "1,2", "--breakdown"], "needs one batch size"),
         (["snapshot", "alias", "stable", "latest"], "No such command 'alias'"),
         (["labels", "query", "--limit", "0"], "--limit"),
+        (["measure", "--device", "cpu-1t"], "campaign launch measures lists"),
         (["lables"], "lables"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
@@ -95,7 +81,6 @@ def test_an_unusable_data_folder_is_reported_only_where_it_is_needed(
     ("changes", "reason"),
     [
         ({"sead": 1}, "did you mean 'seed'"),
-        ({"devices": {"source": "a100"}}, "a100"),
         ({"initial": {"source": 99}}, "change evaluation.architecture_share (0.2)"),
         (
             {"pool": {"groups": [{"architectures": ["resnet1o"], "batch_sizes": [1],
@@ -103,7 +88,6 @@ def test_an_unusable_data_folder_is_reported_only_where_it_is_needed(
             "resnet1o",
         ),
     ],
-    ids=["unknown key", "no such device", "budget", "unknown architecture"],
 )  # fmt: skip
 def test_faulty_campaign_files_are_refused_before_any_measurement(
     refusal, as_json, tmp_path, changes, reason
@@ -148,28 +132,25 @@ def test_empty_lists_suggest_the_next_command(printed, as_json, refusal):
     assert "No such command 'list'" in refusal("snapshot list")
 
 
-def test_several_batch_sizes_give_each_answer_and_the_fastest_that_fits(printed, as_json):
+def test_several_batch_sizes_and_precisions_give_each_answer(printed, as_json, refusal):
     question = "predict resnet18 --device rtx3090 --batch-size"
     assert printed(question, "8,64,8192").startswith("Fastest that fits: batch 64, ")
     answers = as_json(question, "8,64,8192")
     assert [answer["batch_size"] for answer in answers] == [8, 64, 8192]
     assert [answer["fits"] for answer in answers] == [True, True, False]
     assert as_json(question, 64) == answers[1]
-
-
-def test_several_precisions_give_a_table(printed, as_json, refusal):
     question = "predict hf:gpt2-tiny --device a100 --batch-size 8,64 --precision"
-    shown = printed(question, "fp32,bf16")
-    assert shown.startswith("Fastest that fits: batch ")
-    assert "Precisions differ" not in shown
     answers = as_json(question, "fp32,bf16")
     settings = [(answer["precision"], answer["batch_size"]) for answer in answers]
     assert settings == [("fp32", 8), ("fp32", 64), ("bf16", 8), ("bf16", 64)]
     assert "'int3'" in refusal(question, "fp32,int3")
     assert as_json(question, "fp32,fp32") == answers[:2]
-    explained = printed(question, "fp32,bf16", "--explain")
-    (basis,) = [line for line in explained.splitlines() if "llm-foundry" in line]
-    assert basis.startswith("bf16: ")
+
+
+def test_devices_of_this_machine_are_listed(printed):
+    lines = printed("measure", "--devices").splitlines()
+    assert [line.split()[0] for line in lines] == local_devices()
+    assert all("GiB" in line for line in lines if line.startswith("cpu-"))
 
 
 def test_a_pulled_snapshot_comes_with_a_working_example(printed, tmp_path):

@@ -137,7 +137,7 @@ def test_tables_in_files_wrap_no_words(capsys):
     assert row.startswith(wide)
 
 
-def test_placeholders_in_help_are_uppercase(monkeypatch, capsys):
+def test_help_has_an_example_and_placeholders_in_uppercase(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
     commands = [([], get_command(app))]
     for path, command in commands:  # the list grows as groups are met
@@ -147,6 +147,7 @@ def test_placeholders_in_help_are_uppercase(monkeypatch, capsys):
         ]
         assert run([*path, "--help"]) == 0
         shown = capsys.readouterr().out
+        assert "Example: trappm" in shown
         (usage,) = re.findall(r"Usage: (?:trappm ?)(.*)", shown)
         placeholders = usage.removeprefix(" ".join(path))
         assert placeholders == placeholders.upper(), usage

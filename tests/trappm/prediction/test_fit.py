@@ -53,8 +53,7 @@ def test_many_batch_sizes_at_once_find_the_same_largest_batch(
     assert together == largest_batch(memory, capacity)
 
 
-@pytest.mark.parametrize("device", ["a100", "gtx1650"])
-@pytest.mark.parametrize("model", ["test_resnet", "test_convnext"])
+@pytest.mark.parametrize(("model", "device"), [("test_resnet", "gtx1650"), ("test_vit", "a100")])
 def test_the_largest_batch_is_found_in_few_evaluations_of_the_heads(model, device, monkeypatch):
     evaluated, predict = [], Heads.predict
 
@@ -84,11 +83,6 @@ def test_the_largest_batch_is_found_in_few_evaluations_of_the_heads(model, devic
 )
 def test_the_upper_bound_decides_fits_and_the_median_does_not_fit(median, high, verdict):
     assert MemoryInterval(median, 1, high).verdict(1000) is verdict
-
-
-def test_memory_is_printed_with_its_interval():
-    assert MemoryInterval(8499, 8192, 8806).of(40_536) == "8.3 GiB (8.0 to 8.6) of 39.6"
-    assert MemoryInterval(779, 740, 812).of(40_536) == "779 MiB (740 to 812) of 39.6 GiB"
 
 
 @pytest.mark.parametrize(("device", "size"), [("a100", 4), ("t4", 4096)])
@@ -124,7 +118,6 @@ def test_modules_fit_by_the_same_rule():
 def test_a_model_larger_than_the_gpu_does_not_fit(printed):
     first, *lines = printed("predict vit_7b_patch16_dinov3 --device gtx1650").splitlines()
     assert first.startswith("Does not fit GTX 1650 4 GB: ")
-    assert " of 4.0. " in first
     assert "Not even batch 1 fits GTX 1650 4 GB." in lines
 
 
@@ -143,7 +136,7 @@ def test_network_heads_predict_the_risk_of_running_out_of_memory(tmp_path):
     assert "out_of_memory" not in prediction.missing
 
 
-def test_devices_come_with_their_evidence(printed, as_json):
+def test_devices_come_with_their_evidence(printed, as_json, refusal):
     rows = {row.device: row for row in trappm.devices("default")}
     assert rows["h100"].evidence["train"] == {"step_time_ms": OWN_LABELS, "memory_mib": OWN_LABELS}
     assert "data sheet" in rows["rtx-5090-32gb"].evidence["train"]["step_time_ms"]
@@ -154,6 +147,7 @@ def test_devices_come_with_their_evidence(printed, as_json):
     assert prediction.out_of_memory is not None
     assert any("from the simulated step" in remark for remark in prediction.remarks)
     shown = printed("devices")
-    assert "step time and memory from its labels" in shown
     assert all(device in shown for device in rows)
     assert {row["device"] for row in as_json("devices")} == set(rows)
+    assert [row["device"] for row in as_json("devices v100")] == ["v100-16gb"]
+    assert "unknown device 'v9000'" in refusal("devices v9000")

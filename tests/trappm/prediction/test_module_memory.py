@@ -7,17 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from onnx_export import export_onnx
 from torch import nn
 from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.nn import GCNConv, global_mean_pool
 
 import trappm
-from trappm.prediction.prediction import quantity
 from trappm.profiler.errors import InputError, UnsupportedModelError
 from trappm.profiler.memory.breakdown import Part
 from trappm.profiler.memory.simulation import memory_of
-from trappm.profiler.models import zoo
 from trappm.profiler.trace import trace
 from trappm.profiler.tracing import known_values
 
@@ -78,12 +75,6 @@ def test_the_breakdown_names_modules_lines_and_operators():
     assert sizes == sorted(sizes, reverse=True)
 
 
-def test_at_a_small_batch_the_optimizer_is_the_peak():
-    breakdown = small(batch_size=1, optimizer="adam").memory_breakdown
-    assert breakdown.moment == "the optimizer's step"
-    assert breakdown.parts_mib[Part.OPTIMIZER_STEP] > 0
-
-
 def test_modules_with_two_inputs_and_their_own_loss_are_predicted():
     answer = ask(Siamese(), images(2), images(2), loss=distance)
     assert (answer.batch_size, answer.fits, answer.missing) == (2, True, {})
@@ -95,18 +86,6 @@ def test_modules_with_two_inputs_and_their_own_loss_are_predicted():
     activations = [b.parts_mib[Part.ACTIVATIONS] for b in (one, two)]
     assert activations[1] == pytest.approx(2 * activations[0], rel=1e-4)
     assert two.parts_mib[Part.INPUTS] == 2 * 512 * 192 * 4 / 2**20
-
-
-def test_targets_and_the_usual_loss_change_no_figure():
-    module, inputs = zoo.create_model("test_resnet", 64), torch.empty(8, 3, 64, 64)
-    classes = torch.zeros(8, dtype=torch.long)
-    plain, with_targets, with_loss = (
-        trappm.predict(module, example_input=inputs, device="rtx3090", **more)
-        for more in ({}, {"targets": classes}, {"targets": classes, "loss": F.cross_entropy})
-    )
-    for answer in (with_targets, with_loss):  # the host takes 1 % for an operator of the loss
-        assert answer.step_time_ms == pytest.approx(plain.step_time_ms, rel=0.02)
-        assert answer.memory_mib == pytest.approx(plain.memory_mib, rel=0.01)
 
 
 def test_labels_of_a_language_model_are_inputs_of_training_only():
@@ -137,21 +116,13 @@ def test_accumulated_gradients_stay_allocated():
     assert kept >= parameters_mib > passing
 
 
-class PerSample(Siamese):
-    def forward(self, left):
-        return torch.stack([self.net(sample[None]).sum() for sample in left])
-
-
-def test_a_loop_over_samples_is_known_at_its_own_batch_only():
-    answer = ask(PerSample(), images(3), loss=torch.sum)
-    assert answer.memory_mib > 0
-    assert answer.largest_batch is None
-    assert "known at batch 3 only" in answer.missing["largest_batch"]
-
-
 @pytest.mark.parametrize(
     ("model", "options", "message"),
     [
+        ("model.pt", {}, "holds weights, not a step; export"),
+        ("folder/model.safetensors", {}, "holds weights, not a step; export"),
+        ("torchvision.models.resnet50", {}, r"trappm.predict\(torchvision.models.resnet50\(\), "),
+        ("torchvision.models.resnet50()", {}, "or give a name: did you mean 'resnet50'"),
         ("resnet10t", {"example_input": images(2)}, "know their input"),
         ("resnet10t", {"targets": torch.zeros(2)}, "know their input"),
         (Siamese(), {}, "give an example of its input"),
@@ -200,7 +171,6 @@ def test_the_example_of_the_readme_runs(monkeypatch, tmp_path):
         ((LABELS,), {}),
         ((), {"targets": LABELS}),
         ((LABELS,), {"loss": lambda output, targets: F.cross_entropy(output, targets).mean()}),
-        ((), {"loss": nn.CrossEntropyLoss()}),
         ((), {"loss": F.cross_entropy}),
         ((VALUES,), {}),
         ((), {"loss": nn.BCEWithLogitsLoss(), "targets": VALUES}),
@@ -266,10 +236,8 @@ def test_problems_with_the_loss_are_explained(inputs, options, message):
 def test_labels_in_a_closure_fix_the_batch_size(loss):
     answer = ask(classifier(), images(12), loss=loss)
     assert answer.fits
-    assert answer.largest_batch is None
-    assert re.search(
-        "batch 12 only: at other batch sizes .*targets=labels", answer.missing["largest_batch"]
-    )
+    missing = answer.missing["largest_batch"]
+    assert re.search("batch 12 only: at other batch sizes .*targets=labels", missing)
 
 
 def test_a_tensor_of_a_closure_counts_as_a_buffer_of_the_module_does():
@@ -300,10 +268,8 @@ def weights():
 @pytest.mark.parametrize(
     ("optimizer", "same"),
     [
-        ("AdamW", "adamw"),
         (torch.optim.AdamW, "adamw"),
         (torch.optim.AdamW(weights()), "adamw"),
-        (torch.optim.SGD(weights(), lr=0.1), "sgd"),
         (torch.optim.SGD(weights(), lr=0.1, momentum=0.9), "momentum"),
         (
             torch.optim.Adam(weights(), fused=True, weight_decay=0.1),
@@ -355,27 +321,22 @@ def test_modules_compiled_in_part_are_predicted_as_eager_ones(how, capfd):
 
 
 @pytest.mark.parametrize(
-    ("options", "remark"),
+    ("options", "uncovered"),
     [
-        ({}, None),
-        ({"mode": "reduce-overhead"}, "CUDA graphs"),
-        ({"mode": "max-autotune"}, "CUDA graphs and autotuned kernels"),
-        ({"backend": "aot_eager"}, "backend"),
+        ({}, []),
+        ({"mode": "max-autotune"}, ["CUDA graphs and autotuned kernels"]),
+        ({"backend": "aot_eager"}, ["backend"]),
     ],
 )
-def test_modes_that_are_not_covered_are_named(options, remark):
-    module = InParts("no")
-    answer = ask(torch.compile(module, **options), images(12), LABELS)
-    remarks = [line for line in answer.remarks if line.startswith("Not covered: ")]
-    assert [remark in line for line in remarks] == [True] * (remark is not None)
-    eager = ask(torch.compile(module, **options), images(12), LABELS, execution="eager")
-    assert not [line for line in eager.remarks if line.startswith("Not covered: ")]
-
-
-def test_cudnn_benchmark_is_not_covered(monkeypatch):
+def test_modes_that_are_not_covered_are_named(options, uncovered, monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
-    answer = ask(InParts("no"), images(12), LABELS)
-    assert [line for line in answer.remarks if "cudnn.benchmark" in line]
+    module = torch.compile(InParts("no"), **options)
+    for execution, expected in ((None, uncovered), ("eager", [])):
+        answer = ask(module, images(12), LABELS, execution=execution)
+        remarks = [line for line in answer.remarks if line.startswith("Not covered: ")]
+        assert any("cudnn.benchmark" in line for line in remarks)
+        assert all(any(words in line for line in remarks) for words in expected)
+        assert len(remarks) == len(expected) + 1
 
 
 def test_compiled_module_gets_no_eager_figure_as_its_own():
@@ -385,24 +346,11 @@ def test_compiled_module_gets_no_eager_figure_as_its_own():
     assert compiled.step_time_ms not in (None, eager.step_time_ms)
     assert compiled.intervals["memory_mib"] != eager.intervals["memory_mib"]
     assert compiled.memory_mib == pytest.approx(eager.memory_mib, rel=0.2)
-    assert str(compiled).endswith(" at batch 12, sgd, fp32, compiled.")
-    assert quantity("memory_mib", eager.memory_mib) in compiled.remarks[0]
     assert compiled.remarks[0].startswith("In eager mode")
     with pytest.raises(UnsupportedModelError, match="of eager steps"):
         _ = compiled.memory_breakdown
-    assert ask(torch.compile(module), images(12), LABELS, execution="eager").memory_mib == (
-        eager.memory_mib
-    )
-
-
-@pytest.mark.extension("onnx")
-def test_files_of_one_batch_size_have_a_breakdown_and_no_largest_batch(tmp_path):
-    export_onnx("resnet10t", 64, tmp_path / "fixed.onnx", batch_size=2)
-    fixed = ask(tmp_path / "fixed.onnx")
-    assert (fixed.batch_size, fixed.largest_batch) == (2, None)
-    assert "known at batch 2 only: the file has this one only" in fixed.missing["largest_batch"]
-    assert fixed.memory_breakdown.total_mib == pytest.approx(fixed.memory_mib, rel=0.01)
-    assert "convolution" in {t.origin.operator for t in fixed.memory_breakdown.largest}
+    by_choice = ask(torch.compile(module), images(12), LABELS, execution="eager")
+    assert by_choice.memory_mib == eager.memory_mib
 
 
 class Choosy(Siamese):
@@ -465,30 +413,6 @@ def test_arguments_that_pytorch_refuses_are_refused():
     assert ask(Embedded(), ids - 1, targets=torch.full((4,), -100)).fits
 
 
-class Attending(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first = nn.Linear(8, 16)
-        self.layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
-
-    def forward(self, x):
-        return self.layer(self.first(x)).mean(1)
-
-
-@pytest.mark.parametrize(
-    ("options", "kind"),
-    [
-        ({"precision": "amp-fp16"}, torch.float32),
-        ({"precision": "amp-fp16", "phase": "infer"}, torch.float32),
-        ({"precision": "amp-fp16"}, torch.float16),
-        ({"precision": "bf16"}, torch.bfloat16),
-    ],
-)
-def test_data_types_that_autocast_casts_are_no_obstacle(options, kind):
-    answer = ask(Attending(), torch.rand(4, 6, 8, dtype=kind), **options)
-    assert answer.step_time_ms > 0
-
-
 def all_pairs(output):
     logits = output @ output.T
     return F.cross_entropy(logits, torch.arange(len(logits)))
@@ -517,31 +441,6 @@ def test_values_may_matter_in_training_only():
     module = OfTraining(4, 4)
     assert ask(module, torch.rand(8, 4)).step_time_ms > 0
     assert ask(module, torch.rand(8, 4), phase="infer").largest_batch is not None
-
-
-class WithLoss(nn.Linear):
-    def forward(self, x, y):
-        return F.mse_loss(super().forward(x), y)
-
-
-class OfNodes(nn.Linear):
-    def forward(self, x, places):
-        sums = x.new_zeros(3, x.shape[1]).scatter_add(0, places[:, None].expand_as(x), x)
-        return super().forward(sums)[places[places > 0]]
-
-
-@pytest.mark.parametrize(
-    ("module", "inputs", "is_of_one_batch"),
-    [
-        (WithLoss(4, 4), (torch.rand(6, 4), torch.rand(6, 4)), False),
-        (OfNodes(4, 4), (torch.rand(6, 4), torch.arange(6) % 3), True),
-        (nn.Sequential(nn.Flatten(), nn.Linear(4, 4)), (torch.rand(6, 2, 2),), False),
-    ],
-)
-def test_steps_of_unusual_modules_have_a_time(module, inputs, is_of_one_batch):
-    answer = ask(module, *inputs)
-    assert answer.step_time_ms > 0
-    assert (answer.largest_batch is None) == is_of_one_batch
 
 
 class OnGraphs(nn.Module):
@@ -622,22 +521,16 @@ def test_a_batch_norm_needs_two_values_per_channel_in_training():
 def test_the_printed_breakdown_fits_a_terminal(printed, as_json, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     words = "predict resnet10t --batch-size 16 --input-size 64"
-    out = printed(words, "--breakdown")
-    assert out.startswith("Fits A100 40 GB (default): ")
-    _, tables = out.split("Memory at its peak, in ")
+    _, tables = printed(words, "--breakdown").split("Memory at its peak, in ")
     assert max(map(len, tables.splitlines())) <= 80
-    _, tensors = out.split("Largest tensors\n")
-    for row in tensors.splitlines()[2:]:  # no name is cut, nor continues below
-        assert re.fullmatch(r" *\d+  \S* +[a-z]\w+ *(resnet\.py:\d+ *)?", row), row
     answer = as_json(words, "--breakdown", "--depth", 2)
     parts = answer["memory_breakdown"]["parts_mib"]
     assert sum(parts.values()) == pytest.approx(answer["memory_mib"], rel=0.01)
     assert "memory_breakdown" not in as_json(words)
 
 
-@pytest.mark.parametrize("phase", ["train", "infer"])
-def test_expandable_segments_reserve_less(phase, as_json):
-    words = f"predict resnet18 --device a100 --batch-size 64 --phase {phase}"
+def test_expandable_segments_reserve_less(as_json):
+    words = "predict resnet18 --device a100 --batch-size 64"
     usual, grown = (as_json(words, *o.split())["memory_mib"] for o in ("", "--expandable-segments"))
     assert grown < usual
 

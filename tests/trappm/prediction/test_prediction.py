@@ -73,29 +73,9 @@ def test_names_modules_and_files_of_one_model_agree(ask, snapshot, tmp_path):
             assert together.intervals[metric] == pytest.approx(interval, rel=1e-9)
     sources = [p.memory_source for p in (by_name, by_module, by_file)]
     assert sources == ["traced", "traced", "rebuilt"]
-    assert by_module.simulated_memory == by_name.simulated_memory
     live_mib = [p.simulated_memory.live_mib for p in (by_file, by_name)]
     assert live_mib[0] == pytest.approx(live_mib[1], rel=0.02)
-    assert by_file.memory_remark is None
-    fields = json.loads(json.dumps(by_file.to_dict()))
-    assert fields["memory_source"] == "rebuilt"
-    assert fields["simulated_memory"]["reserved_mib"] > 0
-
-
-def test_simulated_memory_depends_on_the_settings(ask, capsys):
-    settings = (
-        {}, {"optimizer": "adam"}, {"optimizer": "adamw"}, {"precision": "amp-fp16"},
-        {"device": "rtx3090", "snapshot": None, "phase": "train"},
-        {"device": "rtx3090", "snapshot": None, "phase": "infer"},
-    )  # fmt: skip
-    answers = [ask("test_resnet", batch_size=8, input_size=64, **more) for more in settings]
-    plain, adam, adamw, mixed, train, inference = answers
-    assert adamw.simulated_memory == adam.simulated_memory
-    memory = [p.simulated_memory.live_mib for p in (plain, adam, mixed)]
-    assert memory[1] > memory[0] > memory[2]
-    assert inference.simulated_memory.live_mib < train.simulated_memory.live_mib / 2
-    print_prediction(mixed, explain=True)
-    assert "Memory by simulation (traced): tensors " in capsys.readouterr().out
+    assert json.loads(json.dumps(by_file.to_dict()))["memory_source"] == "rebuilt"
 
 
 class Hooked(nn.Module):
@@ -129,35 +109,11 @@ def test_predicting_does_not_change_the_module(ask):
     assert prediction.memory_source == "traced", prediction.memory_remark
     after = [*module.parameters(), *module.buffers(), module.offset]
     assert all(a is b for a, b in zip(after, tensors, strict=True))
-    assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
-    assert all(a.device == b.device for a, b in zip(after, before, strict=True))
-    assert all(torch.equal(p.grad, g) for p, g in zip(module.parameters(), gradients, strict=True))
+    assert all(map(torch.equal, after, before))
+    assert all(map(torch.equal, (p.grad for p in module.parameters()), gradients))
     assert (module.training, module.norm.training) == (True, False)
     assert len(module.convolution._forward_hooks) == 1
     assert module(torch.rand(2, 2, 9, 7)).shape == (2, 3)
-
-
-class Tokens(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.table = nn.Embedding(100, 16)
-        layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
-        self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
-        self.head = nn.Linear(16, 100)
-
-    def forward(self, ids):
-        return self.head(self.encoder(self.table(ids)))
-
-
-def test_token_ids_and_vectors_can_be_inputs(ask):
-    short, long = (
-        ask(Tokens(), example_input=torch.zeros(3, length, dtype=torch.long)) for length in (12, 48)
-    )
-    assert short.memory_source == "traced", short.memory_remark
-    assert long.simulated_memory.live_mib > short.simulated_memory.live_mib
-    layers = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 2))
-    prediction = ask(layers, example_input=torch.empty(7, 20))
-    assert (prediction.batch_size, prediction.memory_source) == (7, "traced")
 
 
 def test_small_steps_reserve_what_an_h100_has_shown():
@@ -188,28 +144,20 @@ class Choosy(torch.autograd.Function):
         return -gradient if gradient.sum() > 0 else gradient
 
 
-class Untraceable(nn.Module):
+class Untraceable(nn.Linear):
     """Its graph is known; the backward pass asks for values."""
 
-    def __init__(self):
-        super().__init__()
-        self.convolution = nn.Conv2d(3, 8, 1)
-
     def forward(self, x):
-        return Choosy.apply(self.convolution(x).mean((2, 3)))
+        return Choosy.apply(super().forward(x))
 
 
 def test_untraceable_steps_have_a_reason_and_no_simulated_memory(ask, capsys):
-    images = torch.empty(2, 3, 8, 8, device="meta")  # so that the step cannot run on values
-    prediction = ask(Untraceable(), example_input=images)
+    example = torch.empty(2, 8, device="meta")  # so that the step cannot run on values
+    prediction = ask(Untraceable(8, 8), example_input=example)
     assert prediction.simulated_memory is None
-    assert prediction.to_dict()["memory_source"] is None
-    assert "cannot be traced" in prediction.memory_remark
     assert any("rough estimate" in remark for remark in prediction.remarks)
     print_prediction(prediction, explain=True)
-    shown = capsys.readouterr().out
-    assert "cannot be traced" in shown
-    assert "Memory by simulation" not in shown
+    assert "cannot be traced" in capsys.readouterr().out
 
 
 def test_extrapolations_are_reported_in_one_line(tmp_path, capsys):
@@ -227,8 +175,6 @@ def test_extrapolations_are_reported_in_one_line(tmp_path, capsys):
     assert json.loads(json.dumps(far.to_dict()))["remarks"] == list(far.remarks)
     print_prediction(far, explain=True)
     assert line in capsys.readouterr().out
-    print_comparison([near, far], explain=True)
-    assert line in " ".join(capsys.readouterr().out.split())
     kept, left_out = comparable([near, far], near_labels=True)
     assert kept == [near]
     assert [row["device"] for row in left_out] == ["cpu-2t"]
@@ -236,7 +182,6 @@ def test_extrapolations_are_reported_in_one_line(tmp_path, capsys):
     print_comparison(kept, left_out)
     shown = " ".join(capsys.readouterr().out.split())
     assert "Left out: cpu-2t (far from all measurements of this device); show with " in shown
-    assert "--device cpu-2t" in shown
 
 
 def test_a_new_snapshot_does_not_hide_other_devices(tmp_path, monkeypatch):
@@ -281,23 +226,15 @@ def test_unsuitable_example_inputs_are_reported(ask):
 
 
 @pytest.mark.extension("onnx")
-def test_files_without_any_norm_get_a_remark(ask, tmp_path):
-    """As exporters fold batch norms into convolutions, which the file does not tell."""
-    plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten())
-    torch.onnx.export(plain, torch.empty(2, 3, 8, 8), tmp_path / "plain.onnx", dynamo=False)
-    prediction = ask(tmp_path / "plain.onnx")
-    assert prediction.memory_source == "rebuilt"
-    assert "no BatchNormalization" in prediction.memory_remark
-
-
-@pytest.mark.extension("onnx")
 def test_files_of_one_batch_size_are_predicted_at_it(ask, tmp_path):
     export_onnx("test_resnet", 64, tmp_path / "fixed.onnx", batch_size=3)
     export_onnx("test_resnet", 64, tmp_path / "open.onnx")
     fixed, free = ask(tmp_path / "fixed.onnx"), ask(tmp_path / "open.onnx", batch_size=3)
     assert fixed.batch_size == 3
-    assert fixed.memory_source == "rebuilt", fixed.memory_remark
-    assert fixed.memory_remark is None
+    assert (fixed.memory_source, fixed.memory_remark) == ("rebuilt", None)
     assert fixed.simulated_memory == free.simulated_memory
+    on_gpu = trappm.predict(tmp_path / "fixed.onnx", device="a100")
+    assert "known at batch 3 only: the file has this one" in on_gpu.missing["largest_batch"]
+    assert "convolution" in {t.origin.operator for t in on_gpu.memory_breakdown.largest}
     with pytest.raises(InputError, match="fixed at 3"):
         ask(tmp_path / "fixed.onnx", batch_size=4)

@@ -55,7 +55,7 @@ class Sheet:
 
     @classmethod
     def of(cls, card: Card) -> Sheet:
-        """Raises InputError where the catalogue has no limit of the card's power."""
+        """Raise InputError where the catalogue has no limit of the card's power."""
         if card.power_w is None:
             raise InputError(
                 f"the power limit of {card.name} is not known; add it to the catalogue"
@@ -118,7 +118,7 @@ class Steps:
         return Point(power, time, clock)
 
     def held_to(self, limit_w: Array) -> Array:
-        """The mean of the smaller of a limit and the power of kernels at the full clock (n)."""
+        """Return the mean of the smaller of a limit and the power at the full clock, shape (n)."""
         free, _ = self.at(np.ones(len(self.loads)))
         spread = self._of("spread")
         lowest_w, highest_w = free * (1 - spread), free * (1 + spread)
@@ -358,7 +358,7 @@ def _of_other_cards(card: str) -> StepTimePrior:
 
 
 def _interval(values: Array) -> Interval:
-    """The first is the median, the others are draws around it."""
+    """Return median and quantiles of values: the median first, then draws around it."""
     low, high = np.quantile(values[1:], _QUANTILES)
     median = float(values[0])
     return median, min(float(low), median), max(float(high), median)
