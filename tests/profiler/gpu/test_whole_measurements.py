@@ -98,7 +98,6 @@ def test_bf16_is_refused_by_a_gpu_without_it(measurer):
     ("changes", "message"),
     [
         ({"processes": [Process(7)]}, "1 other processes"),
-        ({"reasons": 0x40}, "hardware thermal slowdown"),
         ({"sm_clock_mhz": [1410, 1410, error("GPU_IS_LOST")]}, "sensors failed"),
         # A container that lists nobody, where somebody comes within the window.
         ({"processes": "nobody", "used": [0, 0, 0, 0, 1 << 30]}, "outside of torch changed"),
