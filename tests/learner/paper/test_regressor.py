@@ -66,18 +66,6 @@ def test_unknown_operators_raise_uncertainty(zoo, split, model):
     assert not near.outside.any()
 
 
-def test_transfer_beats_training_from_scratch(zoo, published, split, model):
-    """Ten labels of a device three times as slow: better from these weights than from none."""
-    train, test, values = split
-    few = np.flatnonzero(train)[::9]
-    slow = targets(3 * values[few], [zoo.names[i] for i in few])
-    some = [workloads(zoo)[i] for i in few]
-    held_out = chosen(workloads(zoo), test)
-    moved = published.fit(some, slow, np.random.default_rng(0), start=model)
-    scratch = published.fit(some, slow, np.random.default_rng(0))
-    assert mape(moved, held_out, 3 * values[test]) < mape(scratch, held_out, 3 * values[test])
-
-
 def test_unusable_labels_are_refused(zoo, published, split):
     _, _, values = split
     everything = workloads(zoo)

@@ -180,7 +180,7 @@ def captured_model(configuration, monkeypatch):
     ("optimizer", "precision", "memory_format"),
     [
         *((Optimizer.SGD, precision, MemoryFormat.CONTIGUOUS) for precision in Precision),
-        *((optimizer, Precision.AMP_FP16, MemoryFormat.CHANNELS_LAST) for optimizer in Optimizer),
+        (Optimizer.ADAMW, Precision.AMP_FP16, MemoryFormat.CHANNELS_LAST),
     ],
 )
 def test_training_steps_change_parameters(optimizer, precision, memory_format, monkeypatch):
