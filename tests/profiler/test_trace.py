@@ -35,14 +35,6 @@ def test_a_graph_without_a_step_is_that_of_all_batch_sizes():
     assert made.batch_size is None
 
 
-def test_a_trace_does_not_depend_on_the_modes_of_the_caller():
-    plain = trace("test_resnet", 64)
-    with torch.inference_mode():
-        assert trace("test_resnet", 64).to_bytes() == plain.to_bytes()
-    with torch.autograd.set_detect_anomaly(True):
-        assert trace("test_resnet", 64).to_bytes() == plain.to_bytes()
-
-
 def test_another_way_of_attention_in_timm_is_another_key():
     key = TraceKey("vit_tiny_patch16_224", 224)
     fused = key.digest

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from workload_samples import errors_percent as errors
 from workload_samples import trained_heads as train
 
@@ -134,27 +133,14 @@ def test_out_of_memory_bounds_extend_the_labelled_range(zoo, measure, small, bui
     assert heads.heads["memory_mib"].labelled.high == np.nanmax(above)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_transfer_from_eight_labels_beats_training_from_scratch(trained, zoo, measure, small, seed):
+def test_transfer_from_eight_labels_beats_training_from_scratch(trained, zoo, measure, small):
     source = trained[0]
     targets = measure(zoo.graphs, speed=0.37, noise_seed=7)
-    rows, held_out = split(zoo, 8, seed)
+    rows, held_out = split(zoo, 8)
     transferred = errors(train(zoo, rows, targets, small, init=source), zoo, held_out, targets)
     scratch = errors(train(zoo, rows, targets, small), zoo, held_out, targets)
     assert transferred[0] < scratch[0]
     assert transferred[0] < 20
-
-
-def test_equal_seeds_give_equal_heads(zoo, measure, small):
-    targets = measure(zoo.graphs)
-    rows, _ = split(zoo, 12)
-
-    def weights(seed):
-        heads = train(zoo, rows, targets, small, seed)
-        return torch.cat([v.flatten().double() for v in heads.tensors().values()])
-
-    assert torch.equal(weights(1), weights(1))
-    assert not torch.equal(weights(1), weights(2))
 
 
 def test_heads_are_restored_from_tensors_and_settings(trained, zoo, measure, small):
@@ -176,10 +162,9 @@ def test_heads_are_restored_from_tensors_and_settings(trained, zoo, measure, sma
             np.testing.assert_array_equal(getattr(first, name), getattr(second, name))
 
 
-@pytest.mark.parametrize("labels", [2, 3])
-def test_two_labels_are_enough_to_train(zoo, measure, small, labels):
+def test_two_labels_are_enough_to_train(zoo, measure, small):
     targets = measure(zoo.graphs)
-    one_architecture = np.arange(labels)  # not even two architectures
+    one_architecture = np.arange(2)  # not even two architectures
     heads = train(zoo, one_architecture, targets, small)
     assert errors(heads, zoo, one_architecture, targets)[0] < 60
 
@@ -203,13 +188,6 @@ def test_wrong_shapes_and_values_are_refused(zoo, measure, small):
             train_heads(workloads, broken, **good)
     with pytest.raises(InputError, match="too few"):
         train_heads(workloads, np.full((6, 3), np.nan), **good)
-
-
-def test_progress_counts_metrics(zoo, measure, small):
-    seen = []
-    rows = np.arange(0, 30, 3)
-    train(zoo, rows, measure(zoo.graphs), small, on_progress=lambda *p: seen.append(p))
-    assert seen == [(1, 2), (2, 2)]
 
 
 def test_transfer_needs_heads_of_the_same_kind(trained, zoo, measure, small):

@@ -8,12 +8,9 @@ import pytest
 from research.priors.other_devices import pooled_errors
 from trappm.learner.heads.physics_heads import Basis, Heads, OtherDevices, known_of_others
 from trappm.learner.interface import TrainedHeads, Workload
-from trappm.prediction.fit import MemoryInterval, Verdict
-from trappm.profiler.devices.catalogue import card_capacity_mib
 from trappm.profiler.memory.simulation import memory_of
-from trappm.profiler.records import Optimizer, Phase, Precision, StepSettings
+from trappm.profiler.records import Phase, StepSettings
 from trappm.profiler.trace import trace
-from trappm.profiler.traced_step import TraceSettings
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +33,7 @@ def medians(others, device, workload):
 
 
 @pytest.mark.parametrize("phase", list(Phase))
-@pytest.mark.parametrize("device", ["t4", "l4", "rtx2060", "rtx-4060-ti", "h100", "v100-32gb"])
+@pytest.mark.parametrize("device", ["t4", "rtx-4060-ti", "h100"])
 def test_every_gpu_of_the_catalogue_has_time_and_memory(others, device, phase):
     answer = medians(others, device, resnet18(phase))
     assert set(answer) == {"step_time_ms", "memory_mib"}
@@ -64,16 +61,6 @@ def test_measurements_of_a_gpu_change_its_constants(others):
     assert others.basis("rtx-2080-ti") is Basis.STEPS
     for key in ((Basis.KERNELS, "t4"), (Basis.STEPS, "rtx-2080-ti")):
         assert not np.allclose(others.of_cards[key], others.constants)
-
-
-@pytest.mark.parametrize("phase", list(Phase))
-def test_measured_steps_narrow_the_interval(others, phase):
-    widths = {}
-    for basis in Basis:
-        low, high = others.step_time[basis, phase].interval()
-        assert low < 0 < high
-        widths[basis] = high - low
-    assert widths[Basis.STEPS] < min(widths[Basis.KERNELS], widths[Basis.SPECIFICATION])
 
 
 def test_other_devices_are_restored_from_tensors(others):
@@ -123,29 +110,3 @@ def test_pooled_error_intervals_weight_devices_and_architectures_equally():
     assert 0.07 < high < 0.13
     inside = [np.mean((low <= of_card) & (of_card <= high)) for of_card in of_cards]
     assert np.mean(inside) == pytest.approx(0.9, abs=0.015)
-
-
-def test_memory_of_an_unlabelled_gpu_has_a_narrow_interval(others):
-    low, high = np.exp(others.memory.interval())
-    assert 0.9 < low < 1
-    assert 1 < high < 1.2
-
-
-@pytest.mark.parametrize(
-    ("precision", "batch_size"), [(Precision.FP32, 128), (Precision.AMP_FP16, 256)]
-)
-def test_batch_sizes_of_published_v100_runs_fit(others, precision, batch_size):
-    """DeepLearningExamples trains ResNet-50 at these batch sizes on a V100 of 16 GB.
-
-    They are at the edge: 125 and 245 fit by the upper bound, and the answer is "may not fit".
-    """
-    settings = StepSettings(precision=precision, optimizer=Optimizer.MOMENTUM)
-    step = trace("resnet50", 224, TraceSettings.of(settings))
-    workload = Workload.of(step, settings, batch_size=batch_size, with_kernels=False)
-    heads = others.heads("v100-16gb", Phase.TRAIN).heads
-    capacity_mib = card_capacity_mib("v100-16gb")
-    assert heads.out_of_memory([workload], capacity_mib)[0] < 0.1
-    predicted = heads.heads["memory_mib"].predict([workload])
-    assert predicted.high[0] < capacity_mib
-    memory = MemoryInterval(predicted.median[0], predicted.low[0], predicted.high[0])
-    assert memory.verdict(capacity_mib) is not Verdict.DOES_NOT_FIT

@@ -19,7 +19,7 @@ from trappm.learner.paper.encoder import (
     train_encoder,
 )
 from trappm.learner.paper.graphs import batches, to_data
-from trappm.learner.paper.presets import LAPTOP, PAPER, preset_named
+from trappm.learner.paper.presets import PAPER
 from trappm.learner.paper.regressor import HeadNetwork
 from trappm.profiler.errors import InputError
 
@@ -27,12 +27,6 @@ from trappm.profiler.errors import InputError
 def batch_of(zoo, graphs):
     data = [to_data(graph, zoo.encoder.scaler) for graph in graphs]
     return next(batches(data, 10**9, range(len(data))))
-
-
-def test_presets_are_found_by_name():
-    assert preset_named("laptop") is LAPTOP
-    with pytest.raises(InputError, match="did you mean 'laptop'"):
-        preset_named("labtop")
 
 
 def test_training_separates_edges_from_other_pairs(zoo, small):
@@ -177,9 +171,3 @@ def test_the_paper_preset_has_the_sizes_of_the_paper():
     assert head.dropout.p == 0.05
     assert (PAPER.head.learning_rate, PAPER.head.members) == (1e-3, 1)
     assert PAPER.head.loss == "squared-log"
-
-
-def test_networks_deeper_than_the_keys_are_refused(zoo):
-    batch = batch_of(zoo, zoo.graphs[:1])
-    with pytest.raises(ValueError, match="reach to depth"):
-        classes_of(batch, MAX_DEPTH + 1)

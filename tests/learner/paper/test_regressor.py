@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 from workload_samples import mape, targets, workloads
 
-from trappm.learner.paper.encoder import random_encoder
 from trappm.learner.paper.estimators import paper_estimator
-from trappm.learner.paper.presets import PAPER
 from trappm.profiler.errors import InputError
 
 
@@ -68,28 +66,6 @@ def test_unknown_operators_raise_uncertainty(zoo, split, model):
     assert not near.outside.any()
 
 
-def test_equal_seeds_give_equal_predictions(zoo, small, split):
-    quick = paper_estimator("trappm-small", replace(small.head, steps=2), zoo.encoder)
-    first, again, other = (
-        fitted(quick, zoo, split, seed).predict(chosen(workloads(zoo), split[1])).median
-        for seed in (1, 1, 2)
-    )
-    np.testing.assert_array_equal(first, again)
-    assert not np.array_equal(first, other)
-
-
-def test_transfer_beats_training_from_scratch(zoo, published, split, model):
-    """Ten labels of a device three times as slow: better from these weights than from none."""
-    train, test, values = split
-    few = np.flatnonzero(train)[::9]
-    slow = targets(3 * values[few], [zoo.names[i] for i in few])
-    some = [workloads(zoo)[i] for i in few]
-    held_out = chosen(workloads(zoo), test)
-    moved = published.fit(some, slow, np.random.default_rng(0), start=model)
-    scratch = published.fit(some, slow, np.random.default_rng(0))
-    assert mape(moved, held_out, 3 * values[test]) < mape(scratch, held_out, 3 * values[test])
-
-
 def test_unusable_labels_are_refused(zoo, published, split):
     _, _, values = split
     everything = workloads(zoo)
@@ -101,12 +77,3 @@ def test_unusable_labels_are_refused(zoo, published, split):
         published.fit(
             everything, targets(values, zoo.names), np.random.default_rng(0), start=object()
         )
-
-
-def test_the_paper_network_joins_1030_numbers(zoo):
-    encoder = random_encoder(zoo.graphs[:4], PAPER.encoder, np.random.default_rng(0))
-    published = paper_estimator("trappm-paper", replace(PAPER.head, steps=1), encoder)
-    model = published.fit(
-        workloads(zoo)[:4], targets([1.0, 2.0, 3.0, 4.0], "abcd"), np.random.default_rng(0)
-    )
-    assert [network.joined_width for network in model.networks] == [1030]

@@ -43,10 +43,9 @@ def trained(learned, held_out, steps, batch_nodes=10**6):
     return float(network.slope), taken
 
 
-@pytest.mark.parametrize("batch_nodes", [10**6, 60])
-def test_few_graphs_train_for_as_many_steps_as_many(data, batch_nodes):
+def test_few_graphs_train_for_as_many_steps_as_many(data):
     """Forty epochs of one batch, which they had before, would end at a slope of 0.4."""
-    slope, _ = trained(data(1.0, 3), data(1.0, 3), 1_000, batch_nodes)
+    slope, _ = trained(data(1.0, 3), data(1.0, 3), 1_000, batch_nodes=60)
     assert slope == pytest.approx(1.0, abs=0.02)
 
 

@@ -19,18 +19,12 @@ from trappm.learner.physics.prior import OPERATORS, operator_shares
 from trappm.learner.physics.step_time import SHARE_GROUPS, StepTimePrior, starting_constants
 from trappm.learner.snapshots.snapshot import FEATURE_VERSIONS as VERSIONS
 from trappm.profiler.devices.catalogue import DeviceSpec
-from trappm.profiler.records import Graph, MemoryFormat, Phase, Precision
+from trappm.profiler.records import Phase
 from trappm.profiler.traced_step import (
-    Allocations,
     ConvolutionKind,
-    Event,
     KernelKind,
     KernelTable,
     Pass,
-    SavedBytes,
-    Size,
-    StepKernels,
-    Trace,
 )
 
 torch.set_num_threads(1)
@@ -38,12 +32,9 @@ torch.set_num_threads(1)
 SPEC = DeviceSpec(300.0, 20.0, 1500.0, 40.0, 100, tf32_tflops=150.0)
 STEP_TIMES = StepTimePrior(SPEC, torch.zeros_like(starting_constants()))
 POWER = PowerPrior(STEP_TIMES, np.ones(6))
-PRIORS = {
-    "graph": [GraphPrior(metric) for metric in ("step_time_ms", "power_w")],
-    "memory": [MemoryPrior(), CpuMemoryPrior()],
-    "kernels": [STEP_TIMES, CpuTimePrior(), POWER],
-}
-"""Priors of fixed constants by the part of the schema that their features belong to."""
+OF_GRAPHS = [GraphPrior(metric) for metric in ("step_time_ms", "power_w")]
+OTHERS = [MemoryPrior(), CpuMemoryPrior(), STEP_TIMES, CpuTimePrior(), POWER]
+"""Priors of fixed constants."""
 GOLDEN = Path(__file__).with_name("golden_features.json")
 
 # Only linear layers and convolutions have weights, so other products have no gradient of them.
@@ -73,7 +64,7 @@ def silent_features(prior) -> set[int]:
     return {first + OPERATORS.index(operator) for operator in NEVER_TRACED}
 
 
-@pytest.mark.parametrize("prior", [prior for priors in PRIORS.values() for prior in priors])
+@pytest.mark.parametrize("prior", [*OF_GRAPHS, *OTHERS])
 def test_every_feature_is_non_zero_for_some_network(zoo, prior):
     features = prior.features(zoo)
     assert features.shape[1] == sum(prior.feature_groups)
@@ -144,84 +135,17 @@ def test_no_two_operators_share_a_feature(build_network):
         assert np.flatnonzero(operator_shares(graph)).tolist() == [place]
 
 
-def made_up_workload(graph: Graph) -> Workload:
-    """Kernels of all kinds, passes and shapes, and allocations with all kinds of scratch memory.
-
-    It depends on no traced model, so its features change only with the code that computes them.
-    """
-    rows = [
-        (kind, which, window, stride)
-        for kind in KernelKind
-        for which in (Pass if kind <= KernelKind.LINEAR else (Pass.FORWARD, Pass.DATA_GRADIENT))
-        for window, stride in (((1, 1), (9, 1), (9, 2), (49, 4)) if kind <= 3 else ((1, 1),))
-    ]
-    count = len(rows)
-    kinds, passes, windows, strides = np.array(rows).T
-    number = np.arange(1, count + 1)
-    sizes = np.zeros((count, len(Size), 2), dtype=np.int64)
-    sizes[:, : Size.FLOPS, 1] = 1000 * number[:, None]
-    sizes[:, Size.FLOPS, 1] = 10_000 * number
-    sizes[:, Size.ROWS, 1] = 196
-    sizes[:, Size.COLUMNS, 0] = 8 * number
-    sizes[:, Size.DEPTH, 0] = 16 * windows
-    sizes[:, Size.PRODUCTS, 0] = np.where(kinds == KernelKind.GROUPED, 32, 1)
-    table = KernelTable(
-        kinds=kinds.astype(np.int8),
-        passes=passes.astype(np.int8),
-        counts=(1 + number % 3).astype(np.int32),
-        half=number % 2 == 0,
-        channels_last=number % 5 == 0,
-        sizes=sizes,
-        windows=windows.astype(np.int32),
-        strides=strides.astype(np.int32),
-        pixels=np.full(count, 196, dtype=np.int32),
-    )
-    kernels = StepKernels(
-        table=table,
-        parameter_tensors=20,
-        parameters=10**6,
-        precision=Precision.AMP_FP16,
-        memory_format=MemoryFormat.CONTIGUOUS,
-    )
-    events = [
-        *((Event.ALLOCATE, block, 10**5 * (block + 1)) for block in range(6)),
-        *((Event.WORKSPACE, kind, 10**6 * (kind + 1)) for kind in range(SCRATCH_KINDS)),
-        (Event.END_OF_FORWARD, 0, 0),
-        (Event.FREE, 2, 3 * 10**5),
-        *((Event.ALLOCATE, block, 2 * 10**5) for block in range(6, 9)),
-        *((Event.WORKSPACE, kind, 10**6 * (kind + 2)) for kind in range(SCRATCH_KINDS)),
-    ]
-    kind, blocks, event_sizes = np.array(events).T
-    allocations = Allocations(
-        kinds=kind.astype(np.int8),
-        blocks=blocks.astype(np.int32),
-        sizes=np.stack([event_sizes, 4 * event_sizes], axis=1),
-        gradients=np.array([7, 8], dtype=np.int32),
-        parameter_bytes=np.array([400_000, 800_000]),
-        parameter_places=np.arange(2),
-        buffer_bytes=np.array([4_000]),
-    )
-    trace = Trace(
-        phase=Phase.TRAIN,
-        graph=None,
-        allocations=allocations,
-        kernels=kernels,
-        saved_bytes=SavedBytes(0, 10**6),
-    )
-    return Workload(graph=graph, trace=trace, kernels=kernels)
-
-
-@pytest.mark.parametrize("part", PRIORS)
-def test_features_change_only_with_their_version(build_network, part):
+def test_features_of_graphs_change_only_with_their_version(build_network):
     """A snapshot of features with another meaning would load and predict wrong values.
 
-    Where this fails on purpose, raise the part's number in `snapshot.FEATURE_VERSIONS`, and add the
-    values that are printed under the new version to golden_features.json.
+    Features of kernels and memory are in the predictions of tests/golden. Where either fails on
+    purpose, raise the part's number in `snapshot.FEATURE_VERSIONS`, and add the values that are
+    printed under the new version to golden_features.json.
     """
-    workload = made_up_workload(build_network("depthwise", 24, 3, 16))
-    values = [v for prior in PRIORS[part] for v in prior.features([workload])[0].tolist()]
-    expected = json.loads(GOLDEN.read_text()).get(f"{part} {VERSIONS[part]}")
-    message = f"{part}: {json.dumps([float(f'{value:.8g}') for value in values])}"
+    workload = Workload(graph=build_network("depthwise", 24, 3, 16))
+    values = [v for prior in OF_GRAPHS for v in prior.features([workload])[0].tolist()]
+    expected = json.loads(GOLDEN.read_text()).get(f"graph {VERSIONS['graph']}")
+    message = f"graph: {json.dumps([float(f'{value:.8g}') for value in values])}"
     assert expected is not None, message
     assert len(values) == len(expected), message
     np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-9, err_msg=message)

@@ -96,6 +96,8 @@ def test_the_manifest_describes_the_snapshot(saved):
         "cpu-1t": {"measured": 1},
     }
     assert manifest["training_labels"]["sha256"] == label_set_hash(LABELS[::-1])
+    changed = [LABELS[0], replace(LABELS[1], values=(3.0, 0.0, None))]
+    assert len({label_set_hash(labels) for labels in (LABELS, changed, LABELS[:1])}) == 3
     assert manifest["versions"]["torch"]
     assert {*manifest["files"], "manifest.json"} == set(os.listdir(saved.folder))
 
@@ -112,24 +114,8 @@ def test_equal_content_has_one_id_and_is_stored_once(saved, content):
     assert other.id != saved.id
 
 
-def test_label_sets_differ_by_any_value():
-    changed = [LABELS[0], replace(LABELS[1], values=(3.0, 0.0, None))]
-    assert label_set_hash(changed) != label_set_hash(LABELS)
-    assert label_set_hash(LABELS[:1]) != label_set_hash(LABELS)
-
-
-FILES = (
-    "manifest.json",
-    "encoder.safetensors",
-    "heads-cpu-1t-train.safetensors",
-    "heads-cpu-2t-train.safetensors",
-)
-
-
-@pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize(
-    "damage", ["missing", "empty", "truncated", "one bit", "longer", "foreign"]
-)
+@pytest.mark.parametrize("name", ["manifest.json", "heads-cpu-1t-train.safetensors"])
+@pytest.mark.parametrize("damage", ["missing", "empty", "truncated", "one bit", "longer"])
 def test_damage_to_any_file_is_refused(saved, name, damage):
     path = saved.folder / name
     data = path.read_bytes()
@@ -139,12 +125,7 @@ def test_damage_to_any_file_is_refused(saved, name, damage):
         middle = len(data) // 2
         path.write_bytes(data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :])
     else:
-        replaced = {
-            "empty": b"",
-            "truncated": data[:-9],
-            "longer": data + b"\0",
-            "foreign": b"GIF89a",
-        }
+        replaced = {"empty": b"", "truncated": data[:-9], "longer": data + b"\0"}
         path.write_bytes(replaced[damage])
     with pytest.raises(SnapshotError) as caught:
         load_snapshot(saved.folder)
@@ -165,22 +146,15 @@ MANY = [f"device-{number}" for number in range(50_000)]
         ({"format_version": 99}, "format version 99"),
         ({"files": {}}, "is files: .* at least 1 item"),
         ({"files": {"../../etc/passwd": {"sha256": "0", "bytes": 1}}}, r"is files\.\.\."),
-        ({"files": {"encoder.safetensors": None}}, r"is files\.encoder"),
-        ({"files": []}, "is files: "),
-        ({"preset": {}}, r"is preset\.name: "),
-        ({"cards": ["a100"]}, "is cards: "),
         ({"cards": {"v100-16gb": "h100"}}, "is cards: .* v100-16gb is no h100"),
         ({"cards": {"mine": "red\x1b[31m"}}, "is cards.mine: .* characters that cannot be printed"),
         ({"cards": dict.fromkeys(MANY, "v100")}, "cards has 50,000 devices; at most 1,000"),
-        ({"heads": {key: {} for key in MANY}}, "heads has 50,000 devices; at most 1,000"),
         ({"feature_schema": {}}, "other features of graph and memory and kernels"),
         (
             {"heads": {"cpu-2t": {"train": {"kind": "physics", "heads": {"speed": "graph"}}}}},
             r"is heads\.",
         ),
-        ({"heads": {"a100": {"train": {"kind": "networks", "members": 1}}}}, r"is heads\."),
         ({"heads": {"cpu-2t": {"train": {"kind": "pickle"}}}}, r"is heads\."),
-        ({"heads": {"cpu-2t": {"dream": {}}}}, r"is heads\."),
     ],
 )
 def test_an_invalid_manifest_is_refused_even_with_a_valid_checksum(saved, changes, message):
@@ -189,16 +163,13 @@ def test_an_invalid_manifest_is_refused_even_with_a_valid_checksum(saved, change
         load_snapshot(saved.folder)
 
 
-def test_huge_layer_widths_in_a_manifest_are_refused(saved, content):
-    preset = copy.deepcopy(saved.manifest.to_json()["preset"])
+def test_huge_layer_widths_and_unknown_kinds_of_heads_are_refused(saved):
+    manifest = copy.deepcopy(saved.manifest.to_json())
+    preset, heads = manifest["preset"], manifest["heads"]
     preset["encoder"]["widths"] = [10**6, 10**6, 8, 8]  # would be 4 TB of weights
     rewrite(saved.folder, preset=preset)
     with pytest.raises(SnapshotError, match="does not fit"):
         assert load_snapshot(saved.folder).encoder
-
-
-def test_heads_of_an_unknown_kind_are_refused(saved):
-    heads = copy.deepcopy(saved.manifest.to_json()["heads"])
     heads["cpu-2t"]["train"]["kind"] = "networks"
     rewrite(saved.folder, heads=heads)
     with pytest.raises(SnapshotError, match="unknown kind of heads: 'networks'; publish it again"):
@@ -218,13 +189,6 @@ def test_heads_are_refused_at_the_place_of_others(saved):
     )
     reason = "'cpu-2t train memory_mib,step_time_ms' in place of 'cpu-1t train memory_mib,"
     with pytest.raises(SnapshotError, match=reason):
-        load_snapshot(saved.folder)
-
-
-def test_oversized_files_are_not_read(saved):
-    with (saved.folder / "encoder.safetensors").open("ab") as file:
-        file.truncate(8 << 30)
-    with pytest.raises(SnapshotError, match=r"8,589,934,592 bytes; at most [0-9,]{,9};"):
         load_snapshot(saved.folder)
 
 
@@ -282,13 +246,6 @@ def test_heads_of_two_phases_are_separate_and_need_no_encoder(content, tmp_path,
         )
     with pytest.raises(SnapshotError, match="has no encoder"):
         assert loaded.encoder
-
-
-def test_an_unwritable_registry_is_reported(content, tmp_path):
-    blocked = tmp_path / "registry"
-    blocked.write_text("a file where the folder should be")
-    with pytest.raises(SnapshotError, match="cannot write"):
-        save_snapshot(blocked, **content)
 
 
 def test_a_failed_write_leaves_no_files(content, tmp_path, monkeypatch):

@@ -36,24 +36,17 @@ def known(name, memory_mib=None):
     [
         ("NVIDIA A100-SXM4-40GB", "a100", "sxm4", 40, 1555),
         ("NVIDIA A100-SXM4-80GB", "a100", "sxm4", 80, 2039),
-        ("NVIDIA A100-PCIE-40GB", "a100", "pcie", 40, 1555),
         ("NVIDIA A100 80GB PCIe", "a100", "pcie", 80, 1935),
-        ("Tesla V100-SXM2-16GB", "v100", "sxm2", 16, 900),
         ("Tesla V100-PCIE-32GB", "v100", "pcie", 32, 900),
         ("NVIDIA H100 80GB HBM3", "h100", "sxm5", 80, 3350),
         ("NVIDIA H100 NVL", "h100", "nvl", 94, 3938),
         ("NVIDIA B300 SXM6 AC", "b300", "sxm6", 270, 7700),
-        ("NVIDIA GH200 480GB", "gh200", None, 96, 4000),
         ("NVIDIA GH200 144G HBM3e", "gh200", None, 144, 4900),
         ("GeForce-RTX-3090", "rtx-3090", None, 24, 936),
-        ("rtx3090", "rtx-3090", None, 24, 936),
         ("NVIDIA GeForce RTX 4070 Ti SUPER", "rtx-4070-ti-super", None, 16, 672),
-        ("Quadro RTX 6000", "rtx-6000", None, 24, 672),
         ("NVIDIA RTX 6000 Ada Generation", "rtx-6000-ada", None, 48, 960),
         ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx-pro-6000-blackwell-server", None,
          96, 1597),
-        ("NVIDIA GeForce GTX 1650 SUPER", "gtx-1650-super", None, 4, 192),
-        ("a100-80gb", "a100", "sxm4", 80, 2039),
         ("simulated:v100-32gb", "v100", "sxm2", 32, 900),
     ],
 )  # fmt: skip
@@ -69,8 +62,6 @@ def test_memory_size_distinguishes_gpus_of_one_name():
     assert known("NVIDIA A100", 81_251).memory_gb == 80
     assert known("Tesla V100", 32_510).memory_gb == 32
     assert card_of("NVIDIA A100", 65_000) is None
-    assert known("NVIDIA B300 SXM6 AC", 275_040).memory_gb == 270
-    assert known("NVIDIA RTX PRO 6000 Blackwell Server Edition", 97_887).bandwidth_gbs == 1597
 
 
 def facts(name, memory_mib=None):
@@ -82,7 +73,6 @@ def facts(name, memory_mib=None):
     ("device", "environments", "card"),
     [
         ("a100", [facts("NVIDIA A100-SXM4-80GB", 81_920.0)], "a100 sxm4 80gb"),
-        ("a100", [facts("NVIDIA A100 80GB PCIe", 81_920.0)], "a100 pcie 80gb"),
         ("rtx3080", [facts("NVIDIA GeForce RTX 3080", 12_288)], "rtx-3080 12gb"),
         ("simulated:a100-80gb", [facts("a100 sxm4 80gb (simulated)")], "a100 sxm4 80gb"),
         ("a100-mig-1g.10gb", [facts("NVIDIA A100-SXM4-80GB MIG 1g.10gb", 9856.0)],
@@ -90,10 +80,8 @@ def facts(name, memory_mib=None):
         ("a100", [facts(None, 81_920.0)], "a100 sxm4 80gb"),
         ("a100", [facts(None), facts("NVIDIA A100-SXM4-80GB")], "a100 sxm4 80gb"),
         ("a100", [facts("NVIDIA A100-SXM4-40GB"), facts("NVIDIA A100-SXM4-80GB")], "a100"),
-        ("a100", [facts("NVIDIA A100-SXM-64GB", 65_536.0)], "a100"),
         ("a100", [facts("NVIDIA A100-SXM4-80GB", 65_536.0)], "a100"),
         ("a100", [facts(None, "much")], "a100"),
-        ("a100", [], "a100"),
         ("cpu-2t", [{"device_name": "AMD EPYC 7763", "memory_allowed_mib": 8e3}], "cpu-2t"),
     ],
 )  # fmt: skip
@@ -105,16 +93,20 @@ def test_the_environment_of_a_measurement_identifies_the_gpu(device, environment
 
 @pytest.mark.parametrize(
     "name",
-    ["", "gpu", "never heard of", "a100x", "a1000", "v1000", "NVIDIA A100-SXM-64GB", "rtx-9090",
-     "NVIDIA GeForce RTX 4090 Laptop GPU", "cpu-2t", "replay:a100.jsonl", "h100-mig-9g.99gb",
-     "l4-mig-1g.5gb", "Tesla V100-FHHL-16GB", "NVIDIA GB300-WS", "rtx-pro-6000"],
+    ["", "gpu", "a100x", "a1000", "NVIDIA A100-SXM-64GB", "rtx-9090", "cpu-2t",
+     "NVIDIA GeForce RTX 4090 Laptop GPU", "replay:a100.jsonl", "h100-mig-9g.99gb",
+     "l4-mig-1g.5gb", "Tesla V100-FHHL-16GB", "rtx-pro-6000"],
 )  # fmt: skip
 def test_unlisted_names_match_no_gpu(name):
     assert card_of(name) is None
 
 
-@pytest.mark.parametrize("card", cards(), ids=lambda card: str(card.name))
-def test_figures_of_a_gpu_are_consistent(card):
+def test_figures_of_every_gpu_are_consistent():
+    for card in cards():
+        check_figures(card)
+
+
+def check_figures(card):
     clock_ghz = card.fp32_tflops * 1e3 / (2 * card.units * CORES.get(card.capability, 128))
     assert 1.0 < clock_ghz < 2.7
     assert (card.tf32_tflops is None) == (card.capability < (8, 0)), "TF32 came with Ampere"
@@ -146,20 +138,15 @@ def test_mig_slices_have_their_share_of_the_gpu():
     assert known("a100-40gb-mig-1g.10gb").bandwidth_gbs == pytest.approx(1555 / 4)
 
 
-@pytest.mark.parametrize(
-    ("key", "uuid"),
-    [
-        ("a100", "GPU-a"), ("A100-SXM4-80GB", "GPU-b"), ("GeForce-RTX-3090", "GPU-c"),
-    ],
-)  # fmt: skip
-def test_devices_open_by_any_of_their_names(key, uuid, monkeypatch):
+def test_devices_open_by_any_of_their_names(monkeypatch):
     install(
         monkeypatch,
         Board("GPU-a", "NVIDIA A100-SXM4-40GB"),
         Board("GPU-b", "NVIDIA A100-SXM4-80GB", total=80 * GIB),
         Board("GPU-c", "NVIDIA GeForce RTX 3090", total=24 * GIB),
     )
-    assert open_device(key).environment()["device_uuid"] == uuid
+    for key, uuid in (("a100", "GPU-a"), ("A100-SXM4-80GB", "GPU-b"), ("rtx3090", "GPU-c")):
+        assert open_device(key).environment()["device_uuid"] == uuid
     for other in ("a100-64gb", "rtx-3090-ti", "v100"):
         with pytest.raises(DeviceError, match="no GPU here"):
             open_device(other)
@@ -209,10 +196,7 @@ def test_compiled_steps_are_planned_where_they_can_be_measured(device, compiled)
     ("device", "similar"),
     [
         ("h200", "h100"),
-        ("b200-180gb", "h100"),
         ("a30", "a100"),
-        ("v100s", "v100"),
-        ("rtx-4070", "rtx-4090"),
         ("rtx-a6000", "rtx-3090"),
         ("t4", "rtx-2080-ti"),
         ("gaudi2", None),
@@ -221,18 +205,13 @@ def test_compiled_steps_are_planned_where_they_can_be_measured(device, compiled)
 def test_most_similar_is_a_card_of_near_generation_and_the_same_memory(device, similar):
     known = ("a100", "h100", "rtx-2080-ti", "rtx-3090", "rtx-4090", "v100")
     assert most_similar(device, known) == similar
-
-
-def test_no_card_is_similar_among_those_of_another_memory():
-    for known in (("rtx-4090", "unknown"), ()):
-        assert most_similar("b200", known) is None
+    assert most_similar("b200", ("rtx-4090", "unknown")) is None  # of another memory
 
 
 @pytest.mark.parametrize(
     ("device", "key"),
     [
         ("cpu-2x1t", RankKey("cpu-1t", 2)),
-        ("cpu-12x4t-fsdp", RankKey("cpu-4t", 12, "fsdp")),
         ("a100x4", RankKey("a100", 4)),
         ("a100-80gbx8-fsdp", RankKey("a100-80gb", 8, "fsdp")),
         ("rtx3090x2", RankKey("rtx3090", 2)),

@@ -14,11 +14,10 @@ from fake_cuda import install_cuda, judged, prepared, window_of, window_on
 from nvml_stub import Board, error, install
 from test_gpu_listing import machine, split_board
 
-from trappm.profiler.devices import local_devices, open_device
+from trappm.profiler.devices import open_device
 from trappm.profiler.devices.gpu.cuda import _EVENT_BATCH
 from trappm.profiler.errors import DeviceError
 from trappm.profiler.host import procfs
-from trappm.profiler.host.environment import stack_fingerprint
 from trappm.profiler.records import Configuration, Outcome
 from trappm.profiler.steps.step import create_model
 
@@ -44,27 +43,6 @@ def test_mig_instances_share_a_lock_and_have_no_energy_meter(monkeypatch):
     assert "shares" in (window.energy_missing or "")
     assert "shares" in window.missing["gpu_utilization"]
     assert window.facts["sm_clock_mhz"]["median"] == 1410  # its board's
-
-
-def test_facts_that_cannot_be_read_are_missing_with_a_reason(monkeypatch):
-    install(monkeypatch, Board("GPU-a", ecc=None, power_limit_mw=error("NO_PERMISSION")))
-    environment = open_device("cuda:0").environment()
-    assert environment["ecc"] is None
-    assert environment["device_power_limit_w"] is None
-    assert "Not Supported" in environment["untold"]["ecc"]
-    assert "Permission" in environment["untold"]["device_power_limit_w"]
-    assert environment["persistence"] == 1
-    stack_fingerprint(environment)
-
-
-def test_missing_drivers_and_lost_gpus_are_reported(monkeypatch):
-    install(monkeypatch, Board("GPU-a", used=error("GPU_IS_LOST")))
-    with pytest.raises(DeviceError, match="GPU is lost"):
-        open_device("cuda:0")
-    install(monkeypatch, init=error("DRIVER_NOT_LOADED"))
-    with pytest.raises(DeviceError, match="Driver Not Loaded"):
-        open_device("cuda:0")
-    assert all(key.startswith("cpu-") for key in local_devices())
 
 
 def no_kernel(*_, **__):
@@ -220,23 +198,9 @@ def test_no_loss_of_a_gpu_ends_as_a_label(monkeypatch):
     assert {*outcomes} == {None, Outcome.UNSTABLE, Outcome.OK}
 
 
-def test_a_fork_of_the_process_that_opened_a_gpu_measures_it(monkeypatch):
-    install(monkeypatch, Board("GPU-a", energy_mj=[1000, 2000, 3000]))
-    install_cuda(monkeypatch)
-    device = open_device("cuda:0")
-
-    def measured():
-        device.prepare()
-        window = window_of(device)
-        return [window.disturbances, window.energy_j]
-
-    with in_a_fork(measured) as pipe:
-        assert json.load(pipe) == [[], 1.0]
-
-
 @pytest.mark.parametrize(
     ("reasons", "unstable"),
-    [(0x4, None), (0x1, None), (0x8, "hardware slowdown"), (0x20, "software thermal slowdown"),
+    [(0x4, None), (0x8, "hardware slowdown"), (0x20, "software thermal slowdown"),
      (0x40 | 0x4, "hardware thermal slowdown"), (0x80, "power brake")],
 )  # fmt: skip
 def test_clock_slowdowns_in_the_window_are_disturbances(reasons, unstable, monkeypatch):
@@ -282,11 +246,9 @@ def test_steps_are_timed_in_bounded_batches(monkeypatch):
     ("capability", "precision", "execution", "word"),
     [
         ((7, 0), "amp-bf16", "eager", "bf16"),
-        ((7, 0), "amp-fp16", "eager", None),
         ((6, 0), "fp32", "compile", "Triton"),
         ((7, 0), "fp32", "compile", None),
         ((7, 5), "amp-fp16", "compile", "Triton"),
-        ((8, 0), "amp-bf16", "compile", None),
     ],
 )
 def test_steps_that_a_gpu_cannot_run_are_refused(

@@ -36,11 +36,8 @@ def machine(monkeypatch, visible=None):
     [
         (None, ["GPU-aaaa", "MIG-11111111-0", "MIG-22222222-0", "GPU-cccc"]),
         ("2,0", ["GPU-cccc", "GPU-aaaa"]),
-        ("GPU-c", ["GPU-cccc"]),
-        ("MIG-22222222-0", ["MIG-22222222-0"]),
         ("MIG-1,0", ["MIG-11111111-0", "GPU-aaaa"]),
         ("", []),
-        ("-1", []),
         ("0,-1,2", ["GPU-aaaa"]),
     ],
 )
@@ -112,31 +109,25 @@ def test_lost_gpus_are_reported_in_one_line():
     assert done.returncode == 1
 
 
-def test_the_command_lists_only_visible_gpus():
-    boards = (Board("GPU-a"), Board("GPU-hhhh", "NVIDIA H200"), split_board())
-    done = profiler_devices(Machine(*boards), CUDA_VISIBLE_DEVICES="MIG-2")
-    assert (done.returncode, done.stderr) == (0, "")
-    gpus = [line for line in done.stdout.splitlines() if not line.startswith("cpu-")]
-    assert [line.split()[0] for line in gpus] == ["a100-mig-2g.10gb"]
-
-
-def test_broken_drivers_are_reported_and_absent_ones_are_not():
+def test_broken_drivers_are_reported():
     mismatch = profiler_devices(Machine(init=error("LIB_RM_VERSION_MISMATCH")))
     assert mismatch.stderr.splitlines() == [
         "NVML finds no GPU: RM has detected an NVML/RM version mismatch."
     ]
     assert "cpu-1t" in mismatch.stdout
-    none = profiler_devices(Machine(), LD_LIBRARY_PATH="")
-    assert (none.returncode, none.stderr) == (0, "")
 
 
 def test_functions_dropped_by_a_driver_are_replaced_or_reported(monkeypatch):
     gone = error("DEPRECATED")
-    board = Board("GPU-a", application_clock_mhz=gone, temperature_c=gone, temperature_v_c=61)
+    board = Board(
+        "GPU-a", application_clock_mhz=gone, temperature_c=gone, temperature_v_c=61, ecc=None
+    )
     install(monkeypatch, board, driver="615.0")
     environment = open_device("cuda:0").environment()
     assert environment["device_clock_mhz"] is None
     assert "no more (deprecated)" in environment["untold"]["device_clock_mhz"]
+    assert environment["ecc"] is None
+    assert "Not Supported" in environment["untold"]["ecc"]
     assert visible_gpus()[0].ask("nvmlDeviceGetTemperature", 0).value == 61
 
 

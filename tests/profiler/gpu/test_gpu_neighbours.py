@@ -21,7 +21,6 @@ def on(board, monkeypatch):
     ("before", "during", "foreign"),
     [
         ([], [own()], 0),
-        ([Process(7)], [Process(7), own()], 1),
         ([Process(7)], [own()], 0),  # it went before the window
         ([], [Process(7), own()], 1),  # it came meanwhile
         ([], [Process(7)], 0),  # a container: ours under the host's number
@@ -44,9 +43,7 @@ def test_foreign_processes_make_a_run_unstable(before, during, foreign, cuda, mo
     [
         (4, 600 << 20, False),
         (500, 600 << 20, True),  # the smallest of contexts
-        (31 * 1024, 600 << 20, True),
         (700, None, False),  # an old driver: its own reserve counts as used
-        (31 * 1024, None, True),
     ],
 )
 def test_memory_used_before_the_run_belongs_to_others(
@@ -74,10 +71,8 @@ def test_unlistable_processes_are_missing(cuda, monkeypatch):
     ("processes", "peak_mib", "method"),
     [
         ([own(3 * GIB)], 3 * 1024 + 100, "nvml process memory"),
-        ([Process(7, 3 * GIB)], 3 * 1024 + 100, "nvml process memory"),
         ([own(None)], 3328 + 100, "nvml device memory above its baseline"),
         # Less than the 1900 MiB that torch alone has: the driver does not really tell.
-        ([own(0)], 3328 + 100, "nvml device memory above its baseline"),
         ([own(GIB)], 3328 + 100, "nvml device memory above its baseline"),
         ([], 3328 + 100, "nvml device memory above its baseline"),
         (error("NO_PERMISSION"), None, "none"),
@@ -120,7 +115,7 @@ def test_processes_with_equal_ids_in_containers_are_distinguished(cuda, monkeypa
     assert device.memory().peak_mib == 3 * 1024 + 100
 
 
-@pytest.mark.parametrize("tenant_mib", [800, 3000, 22_000])
+@pytest.mark.parametrize("tenant_mib", [800, 22_000])
 def test_memory_of_a_late_tenant_is_not_attributed(tenant_mib, cuda, monkeypatch):
     """In a container that lists nobody: torch has 1900 MiB, a context takes 760."""
     board = Board("GPU-a")
@@ -133,8 +128,7 @@ def test_memory_of_a_late_tenant_is_not_attributed(tenant_mib, cuda, monkeypatch
 
 @pytest.mark.parametrize(
     ("reserved_mib", "used_mib", "is_disturbed"),
-    [(0, 0, False), (500, 500, False), (0, 60, False), (0, 70, True), (0, -70, True),
-     (500, 400, True)],
+    [(500, 500, False), (0, 60, False), (0, 70, True), (0, -70, True)],
 )  # fmt: skip
 def test_memory_outside_of_torch_may_not_change_in_a_window(
     reserved_mib, used_mib, is_disturbed, cuda, monkeypatch
@@ -153,7 +147,6 @@ def test_memory_outside_of_torch_may_not_change_in_a_window(
 @pytest.mark.parametrize(
     ("before", "later", "used_before", "shared"),
     [
-        ([], [own()], 0, False),
         ([], [], 0, False),
         (error("NO_PERMISSION"), error("NO_PERMISSION"), 0, False),
         ([Process(7)], [Process(7), own()], 34 * GIB, True),

@@ -2,7 +2,6 @@
 
 import collections
 import functools
-import math
 from collections import Counter
 
 import numpy as np
@@ -27,32 +26,26 @@ from trappm.profiler.tracing.tracer import Tracer
 
 COLUMNS = ("edges", "input_shapes", "output_shapes", "macs", "parameters", "memory_bytes")
 
-# Of each family of the laptop pool: the graph of the file, node for node.
 SAME_BY_BOTH_WAYS = (
     ("test_convnext", 64),
-    pytest.param("convnextv2_atto", 32, marks=pytest.mark.slow),
     ("convnext_zepto_rms", 32),
-    pytest.param("densenetblur121d", 32, marks=pytest.mark.slow),
     ("test_efficientnet", 64),
     ("test_efficientnet_gn", 64),
-    ("efficientnet_b0", 64),
-    ("semnasnet_050", 32),
     ("mobilenetv3_small_050", 64),
-    ("mobilenetv4_conv_small", 64),
-    pytest.param("poolformerv2_s12", 32, marks=pytest.mark.slow),
     ("resnet14t", 32),
     ("visformer_tiny", 32),
-    pytest.param("vgg11_bn", 32, marks=pytest.mark.slow),
-    ("test_vit", 64),
     ("test_vit3", 64),
     ("test_vit4", 64),
     ("swin_tiny_patch4_window7_224", 64),
-    pytest.param("swinv2_tiny_window8_256", 64, marks=pytest.mark.slow),
     ("efficientvit_b0", 64),
+    pytest.param("densenetblur121d", 32, marks=pytest.mark.slow),
+    pytest.param("semnasnet_050", 32, marks=pytest.mark.slow),
+    pytest.param("poolformerv2_s12", 32, marks=pytest.mark.slow),
+    pytest.param("swinv2_tiny_window8_256", 64, marks=pytest.mark.slow),
+    pytest.param("vgg11_bn", 32, marks=pytest.mark.slow),
 )
+"""Models of the laptop pool's families: the graph of the file, node for node."""
 
-# What the exporter writes besides, as docs/research/tracing.md explains.
-MORE_IN_THE_FILE = {("mvitv2_tiny", 224): {"Reshape": 10, "Expand": 10}}
 TINY = ("test_convnext", "test_efficientnet_ln", "test_resnet", "test_vit2", "test_vit4")
 
 
@@ -72,29 +65,14 @@ def test_graphs_of_architectures_and_onnx_files_agree(tmp_path, architecture, in
     assert graph.content_hash == file.content_hash
 
 
-@pytest.mark.extension("onnx")
-@pytest.mark.parametrize(("model", "more"), MORE_IN_THE_FILE.items())
-def test_documented_differences_only_move_data(tmp_path, model, more):
-    graph, file = graph_of(*model), from_file(*model, tmp_path, 7)
-    ours, theirs = collections.Counter(graph.operators), collections.Counter(file.operators)
-    assert theirs - ours == more
-    assert not ours - theirs
-    assert graph.at(7).macs.sum() == file.at(7).macs.sum()
-    assert graph.parameters.sum() == file.parameters.sum()
-
-
 @pytest.mark.parametrize(
     ("architecture", "input_size"),
     [
-        ("test_convnext", 64),
         ("test_vit4", 64),
         ("visformer_tiny", 32),
-        ("densenet121", 32),
-        ("swin_s3_tiny_224", 64),
         ("levit_128s", 224),  # keeps its biases from one forward pass to the next
         ("mvitv2_tiny", 224),  # writes into slices
         ("volo_d1_224", 224),  # col2im
-        ("gcvit_xxtiny", 224),
     ],
 )
 def test_macs_and_parameters_agree_with_pytorch(architecture, input_size):
@@ -112,7 +90,7 @@ def test_macs_and_parameters_agree_with_pytorch(architecture, input_size):
 _template = functools.cache(graph_of)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(st.sampled_from(TINY), st.sampled_from([32, 64, 96]), st.integers(1, 40))
 def test_templates_agree_with_traces_at_every_batch_size(architecture, input_size, batch_size):
     module = on_meta(architecture, input_size).eval()
@@ -169,7 +147,6 @@ def test_writes_into_slices_are_followed():
         (lambda _, x: x.flatten(1) @ x.flatten(1).T, "grow faster than the batch"),
         (lambda _, x: torch.ones_like(x), "no output"),
         (lambda _, x: x.flatten(1) @ torch.ones(3, 3, device="meta"), "cannot be traced"),
-        (lambda _, x: x.repeat(1, x.shape[0], 1, 1), "grow faster than the batch"),
     ],
 )
 def test_untraceable_modules_are_refused_with_a_reason(body, reason):
@@ -208,7 +185,7 @@ def test_constant_indices_gather_and_windows_unfold():
 @pytest.mark.extension("onnx")
 @pytest.mark.parametrize(
     ("kind", "settings"),
-    [(nn.LSTM, {}), (nn.GRU, {}), (nn.RNN, {}), (nn.RNN, {"nonlinearity": "relu"})],
+    [(nn.LSTM, {}), (nn.GRU, {}), (nn.RNN, {"nonlinearity": "relu"})],
 )
 def test_recurrent_layers_are_single_nodes(kind, settings, tmp_path):
     """An image is read as a sequence of columns, as Sequencer does."""
@@ -224,23 +201,6 @@ def test_recurrent_layers_are_single_nodes(kind, settings, tmp_path):
     assert template.content_hash == file_graph(file).content_hash
     assert collections.Counter(template.operators)[kind.__name__] == 2
     assert template.parameters.sum() == sum(p.numel() for p in model.parameters())
-
-
-def test_elementwise_operators_without_a_rule_are_nodes():
-    graph = graph_of(Function(lambda _, x: torch.special.i0(x.asinh())), 8).at(2)
-    assert len(graph.operators) == 2
-    assert graph.macs.tolist() == [2 * 3 * 64] * 2
-
-
-def test_attention_is_counted_by_hand():
-    def body(_, x):
-        q = x.flatten(2).transpose(1, 2).unsqueeze(1)  # (B, 1, 16, 3)
-        return torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
-
-    graph = graph_of(Function(body), 4).at(2)
-    products = [i for i, o in enumerate(graph.operators) if o == "MatMul"]
-    assert graph.macs[products].tolist() == [2 * math.prod((16, 16, 3))] * 2
-    assert collections.Counter(graph.operators)["Softmax"] == 1
 
 
 # Layers that timm has not.
@@ -290,14 +250,6 @@ def test_filled_tensors_do_not_depend_on_their_old_values():
     assert graph_of(Function(part), 8).operators == ("Relu", "Slice", "ScatterND")
     with pytest.raises(UnsupportedModelError, match="no output"):
         graph_of(Function(lambda _, x: x.relu().zero_()), 8)
-
-
-def test_bilinear_layers_are_counted_by_hand():
-    module = Function(lambda self, x: self.layer(x, x), layer=nn.Bilinear(8, 8, 5))
-    graph = graph_of(module, 8).at(2)
-    assert graph.operators == ("Einsum", "Add")
-    assert graph.parameters.tolist() == [5 * 8 * 8, 5]
-    assert graph.macs.tolist() == [2 * 3 * 8 * 5 * 8 * 8, 2 * 3 * 8 * 5]
 
 
 @pytest.mark.parametrize(

@@ -57,18 +57,14 @@ STACK = ("torch", "timm", "python", "device", "device_name", "driver")
 CHANGING = ("host", "kernel", "utc", "load_average_before", "lock_wait_s")
 
 
-@pytest.mark.parametrize("fact", [*STACK, *CHANGING])
-def test_the_fingerprint_changes_with_the_stack_only(fact):
+def test_the_fingerprint_changes_with_the_stack_only():
     environment = open_device("cpu-1t").environment()
-    other = stack_fingerprint({**environment, fact: "other"})
-    assert (other == stack_fingerprint(environment)) == (fact in CHANGING)
+    for fact in (*STACK, *CHANGING):
+        other = stack_fingerprint({**environment, fact: "other"})
+        assert (other == stack_fingerprint(environment)) == (fact in CHANGING), fact
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["NVIDIA_TF32_OVERRIDE", "PYTORCH_CUDA_ALLOC_CONF", "CUDA_LAUNCH_BLOCKING",
-     "ONEDNN_MAX_CPU_ISA"],
-)  # fmt: skip
+@pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "ONEDNN_MAX_CPU_ISA"])
 def test_relevant_environment_variables_change_the_stack(name, monkeypatch):
     monkeypatch.delenv(name, raising=False)
     before = open_device("cpu-1t").environment()

@@ -66,7 +66,6 @@ def test_the_narrowest_cgroup_limits_memory(lines, groups, expected_gib, proc):
     ("line", "files", "cores"),
     [
         ("0::/", {}, None),
-        ("0::/pod/container", {"pod/container/cpu.max": "max 100000"}, None),
         # A pod of Kubernetes with 8 cores, of which the container has 6.
         ("0::/pod/c", {"pod/c/cpu.max": "600000 100000", "pod/cpu.max": "800000 100000"}, 6),
         ("0::/pod/c", {"pod/c/cpu.max": "max 100000", "pod/cpu.max": "50000 100000"}, 0.5),
@@ -96,7 +95,7 @@ def test_waits_of_threads_are_read(tmp_path):
 
 @pytest.mark.parametrize(
     ("waits_ms", "expected_ms"),
-    [((4,), 4), ((0, 4), 4), ((6, 4), 8), ((1, 6, 4), 8), ((0, 0), 0), ((), 0)],
+    [((4,), 4), ((1, 6, 4), 8), ((0, 0), 0), ((), 0)],
 )
 def test_lost_time_is_the_longest_wait_plus_half_of_the_next(waits_ms, expected_ms):
     before = {str(thread): 5_000_000 for thread in range(2)}

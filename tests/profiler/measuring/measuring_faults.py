@@ -4,7 +4,6 @@ The architecture's name says which fault; any other name is measured as usual.
 """
 
 import collections
-import ctypes
 import itertools
 import json
 import os
@@ -105,11 +104,6 @@ def close_everything():
     return seen()
 
 
-def fill_the_disk():
-    with open("/dev/full", "w", encoding="ascii") as full:
-        full.write("x")
-
-
 def hang():
     touch = os.environ.get(TOUCH_VARIABLE)
     if touch is not None:
@@ -126,14 +120,6 @@ def kill_server():
 def stop_server():
     os.kill(os.getppid(), signal.SIGSTOP)
     hang()
-
-
-def leave_a_process():
-    if os.fork() == 0:
-        hang()
-    while not Path(os.environ[TOUCH_VARIABLE]).exists():
-        time.sleep(0.01)
-    raise ValueError("went away and left a process")
 
 
 def leave_strays():
@@ -177,7 +163,6 @@ FAULTS = {
     "fault-cudnn": cudnn_fails,
     "fault-write-environment": write_environment,
     "fault-sigkill": lambda: os.kill(os.getpid(), signal.SIGKILL),
-    "fault-segfault": lambda: ctypes.string_at(0),
     "fault-unnamed-signal": lambda: os.kill(os.getpid(), signal.SIGRTMIN + 1),
     "fault-hang": hang,
     # Never leaves C, nor the interpreter's lock.
@@ -187,7 +172,6 @@ FAULTS = {
     "fault-endless-flood": endless_flood,
     "fault-close-output": close_output,
     "fault-close-everything": close_everything,
-    "fault-full-disk": fill_the_disk,
     "fault-strays": leave_strays,
     "fault-come-back-twice": come_back_twice,
     "fault-stop-server": stop_server,
@@ -198,11 +182,8 @@ FAULTS = {
     "fault-100-gib": lambda: torch.empty(100 << 30, dtype=torch.uint8),
     "fault-memory-error": raise_memory_error,
     "fault-kill-server": kill_server,
-    "fault-leave-process": leave_a_process,
     "note-times": note_times,
     "steady": seen,
     "noisy": lambda: seen([10.0, 20.0] * 10),
-    "drifting": lambda: seen([10.0] * 10 + [12.0] * 10),
-    "contended": lambda: seen(lost_share=0.4),
     "disturbed": lambda: seen(disturbances=("2 other processes on the GPU",)),
 }

@@ -61,7 +61,6 @@ NO_ENGINE = "GET was unable to find an engine to execute this computation"
     [
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a ..."),
         RuntimeError("CUDA error: out of memory"),
-        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
         RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
         RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
     ],
@@ -82,7 +81,6 @@ def test_memory_of_the_gpu_ran_out(error, cuda, tmp_path):
     [
         RuntimeError(ON_THE_CPU),
         MemoryError(),
-        RuntimeError("std::bad_alloc"),
         OSError(12, "Cannot allocate memory"),
         UnsupportedModelError(f"timm cannot build resnet50: {ON_THE_CPU}"),
         RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED"),
@@ -104,7 +102,6 @@ def test_want_of_the_hosts_memory_says_nothing_of_a_gpu(error, cuda, tmp_path):
         NO_ENGINE,
         'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "CUDACachingAllocator.cpp"',
         "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
-        "cuDNN error: CUDNN_STATUS_NOT_INITIALIZED",
         "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR",
     ],
 )
@@ -123,15 +120,6 @@ def test_memory_that_ran_out_next_to_others_is_no_bound_of_the_gpu(cuda, tmp_pat
     assert actual.memory_detail_mib["capacity"] == 4013
     assert others_had_memory(actual.memory_detail_mib)
     assert f"it could have 4013 of {cuda.total} MiB" in (actual.message or "")
-
-
-def test_gpu_that_cannot_be_prepared_is_the_workers_failure(cuda, tmp_path, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # a driver too old for torch
-    actual = attempted("cuda:0", tmp_path, ValueError("never comes to it"))
-    assert (actual.outcome, actual.failed_in) == (Outcome.ERROR, "worker")
-    assert "cannot use CUDA" in (actual.message or "")
-    assert actual.environment["driver"] == "580.1"
-    assert actual.is_fault_of_worker
 
 
 @pytest.mark.parametrize("broken", [DeviceError("no OpenMP"), MemoryError(), RuntimeError("init")])

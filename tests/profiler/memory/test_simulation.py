@@ -25,15 +25,6 @@ MIB_UNITS = MIB // 512
 """The allocator counts in units of 512 bytes."""
 
 
-def test_small_requests_share_segments_of_two_mib():
-    allocator = Allocator()
-    for _ in range(4096):
-        allocator.allocate(1)
-    assert allocator.live == allocator.reserved == 2 * MIB_UNITS
-    allocator.allocate(1)
-    assert allocator.reserved == 4 * MIB_UNITS
-
-
 @pytest.mark.parametrize(
     ("units", "reserved_mib"),
     [
@@ -48,23 +39,6 @@ def test_segments_have_the_sizes_of_pytorchs_allocator(units, reserved_mib):
     allocator = Allocator()
     allocator.allocate(units)
     assert allocator.reserved == reserved_mib * MIB_UNITS
-
-
-def test_freed_neighbours_merge_and_are_used_again():
-    allocator = Allocator()
-    blocks = [allocator.allocate(4 * MIB_UNITS) for _ in range(5)]
-    assert allocator.reserved == 20 * MIB_UNITS
-    for which in (1, 3, 2):
-        allocator.free(blocks[which])
-    allocator.allocate(12 * MIB_UNITS)
-    assert allocator.reserved == 20 * MIB_UNITS
-
-
-def test_the_rest_of_a_large_block_is_only_split_off_if_it_is_worth_it():
-    allocator = Allocator()
-    allocator.free(allocator.allocate(12 * MIB_UNITS))
-    allocator.allocate(11 * MIB_UNITS)  # the rest is one MiB: not split
-    assert allocator.live == 12 * MIB_UNITS
 
 
 def test_a_full_device_gets_unused_segments_back_before_it_is_out_of_memory():

@@ -1,11 +1,7 @@
-"""Each case needs a fresh interpreter: operators are registered once per process."""
+"""Each case needs a new interpreter: operators are registered once per process."""
 
 import subprocess
 import sys
-from pathlib import Path
-
-import pytest
-import torch
 
 
 def run(code):
@@ -24,11 +20,6 @@ def test_torchvision_can_be_imported_after_trappm():
     assert "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor" in result.stdout
 
 
-def test_timm_can_be_imported_after_trappm():
-    result = run("import trappm, timm; print(timm.create_model('resnet18').num_classes)")
-    assert result.stdout.strip() == "1000", result.stderr
-
-
 def test_existing_operators_keep_their_implementation():
     result = run(
         "import torch\n"
@@ -41,15 +32,3 @@ def test_existing_operators_keep_their_implementation():
         "print(torch.ops.torchvision.nms(one, one, 0.5).item())"
     )
     assert result.stdout.strip() == "42.0", result.stderr
-
-
-def test_nothing_is_written_into_the_environment():
-    packages = Path(torch.__file__).parents[1]
-    assert not list(packages.glob("trappm_*"))
-
-
-@pytest.mark.skipif(torch.version.cuda is not None, reason="torch has CUDA: nothing is missing")
-def test_the_shim_is_still_needed():
-    """When this fails, torchvision can be imported without the shim: delete the shim."""
-    result = run("import torchvision")
-    assert "torchvision::nms does not exist" in result.stderr

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trappm.profiler.errors import InputError, TrappmError
@@ -127,6 +127,7 @@ def test_attributes_that_grow_with_the_batch_are_affine():
             template(*groups)
 
 
+@settings(max_examples=25)
 @given(graphs())
 def test_templates_are_read_back_unchanged(graph):
     for template in (

@@ -1,7 +1,6 @@
 """Noise of step times, on samples and traces of an H100 (`examples/data/h100`)."""
 
 import collections
-import csv
 import json
 import lzma
 import math
@@ -11,12 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trappm.profiler.records import Configuration, Measurement, Outcome
+from trappm.profiler.records import Measurement, Outcome
 from trappm.profiler.steps.sampling import (
     of_two_processes,
     relative_error,
     relative_error_of_batches,
-    waits_for_host,
 )
 
 H100 = Path(__file__).parents[3] / "examples/data/h100"
@@ -35,19 +33,6 @@ def measured():
     return found
 
 
-@pytest.fixture(scope="module")
-def kernels_ms():
-    """Sum of the kernels of one traced step by configuration."""
-    sums_ms = collections.Counter()
-    with lzma.open(H100 / "traces/kernels.csv.xz", "rt") as lines:
-        for row in csv.DictReader(lines):
-            fields = {name: row[name] for name in list(row)[:7]}
-            for name in ("batch_size", "input_size"):
-                fields[name] = int(fields[name])
-            sums_ms[Configuration(**fields)] += float(row["duration_us"]) / 1000
-    return sums_ms
-
-
 def test_batches_of_correlated_samples_have_larger_errors():
     draw = np.random.default_rng(0)
     independent = draw.normal(10, 1, 480)
@@ -57,28 +42,6 @@ def test_batches_of_correlated_samples_have_larger_errors():
     assert relative_error_of_batches(correlated) > 3 * relative_error(correlated)
     few = [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7]
     assert relative_error_of_batches(few) == relative_error(few)
-
-
-def test_pairs_that_differ_on_an_h100_are_those_with_errors_of_batches(measured):
-    pairs = [pair for pair in measured.values() if len(pair) == 2]
-    assert len(pairs) > 12
-    for pair in pairs:
-        one, other = (each.step_time_ms or each.step.median_ms for each in pair)
-        errors = [relative_error_of_batches(each.step_samples_ms) for each in pair]
-        assert (abs(math.log(one / other)) > 0.1) == (min(errors) > 0.005)
-
-
-def test_steps_of_an_h100_that_wait_for_the_host_are_the_noisy_ones(measured, kernels_ms):
-    compared = [
-        replace(each, environment={"device_time_ms": kernels_ms[configuration]})
-        for configuration in kernels_ms
-        for each in measured.get(configuration, [])
-        if each.outcome is Outcome.OK
-    ]
-    waiting = [each for each in compared if waits_for_host(each)]
-    assert 5 < len(waiting) < len(compared) - 5
-    for each in compared:
-        assert (each.step.iqr_ms > 0.03 * each.step.median_ms) == (each in waiting)
 
 
 def test_labels_of_two_processes_have_the_noise_between_them(measured):

@@ -120,12 +120,6 @@ def test_the_least_disturbed_steps_are_used_at_the_time_limit():
     assert found.lost_share == pytest.approx(60 / 260)
 
 
-def test_sampling_ends_if_every_step_is_disturbed():
-    found = sampled([StepTime(100.0, 150.0)])
-    assert found.lost_share == 0.99
-    assert all(ms > 0 for ms in found.times_ms)
-
-
 def test_adaptive_sampling_stops_when_more_steps_do_not_help():
     """A clock that slows down for good: the samples hang together, the error stays."""
     drifting = (100.0 * 1.01**n for n in itertools.count())
@@ -186,7 +180,7 @@ def captured_model(configuration, monkeypatch):
     ("optimizer", "precision", "memory_format"),
     [
         *((Optimizer.SGD, precision, MemoryFormat.CONTIGUOUS) for precision in Precision),
-        *((optimizer, Precision.AMP_FP16, MemoryFormat.CHANNELS_LAST) for optimizer in Optimizer),
+        (Optimizer.ADAMW, Precision.AMP_FP16, MemoryFormat.CHANNELS_LAST),
     ],
 )
 def test_training_steps_change_parameters(optimizer, precision, memory_format, monkeypatch):
@@ -296,19 +290,16 @@ def zero_share(model):
     return zeros / sum(gradient.numel() for gradient in gradients)
 
 
-@pytest.mark.parametrize(
-    ("architecture", "fresh_share"), [("resnet18", 0.7), ("mixer_s32_224", 0.9)]
-)
-def test_few_gradients_of_a_measured_step_are_zero(architecture, fresh_share, monkeypatch):
+def test_few_gradients_of_a_measured_step_are_zero(monkeypatch):
     """A fresh model multiplies much by zero."""
-    configuration = tiny(architecture=architecture, batch_size=8, input_size=64)
+    configuration = tiny(architecture="resnet18", batch_size=4, input_size=64)
     model, step = captured_model(configuration, monkeypatch)
     step()
     assert zero_share(model) < 0.02
     monkeypatch.setattr(step_module, "give_ordinary_gains", lambda _: None)
     fresh, step = captured_model(configuration, monkeypatch)
     step()
-    assert zero_share(fresh) > fresh_share
+    assert zero_share(fresh) > 0.7
 
 
 def test_biases_and_random_weights_are_not_changed():

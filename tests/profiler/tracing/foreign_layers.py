@@ -86,13 +86,6 @@ class LanguageModel(nn.Module):
         return self.head(self.recurrent(self.embedding(words))[0])
 
 
-class SelfAttention(Parts):
-    """`nn.MultiheadAttention` of a sequence with itself, its weights not returned."""
-
-    def forward(self, x):
-        return self.attention(x, x, x, need_weights=False)[0]
-
-
 class Checkpointed(nn.Module):
     """Blocks whose activations are computed again in the backward pass."""
 
@@ -190,16 +183,6 @@ class Experts(nn.Module):
         return output.view_as(x)
 
 
-class MaskedWords(Parts):
-    """Predicts the words that a mask hides, and returns its own loss."""
-
-    def forward(self, words, labels):
-        x = self.embedding(words)
-        x = self.attention(x, x, x, need_weights=False)[0]
-        hidden = labels != -100
-        return {"loss": F.cross_entropy(self.head(x[hidden]), labels[hidden])}
-
-
 class Sorted(Parts):
     """Uses NumPy, `.item()` and a branch in the forward pass."""
 
@@ -208,27 +191,3 @@ class Sorted(Parts):
         x = self.norm(x[torch.from_numpy(order)])
         largest = x.abs().max().item()
         return self.head(x / largest if largest > 1 else x) if x.mean() < 9 else self.head(-x)
-
-
-class Halting(nn.Module):
-    """Attention is repeated until a score says that it is enough."""
-
-    def __init__(self):
-        super().__init__()
-        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
-        self.enough = nn.Linear(16, 1)
-        nn.init.constant_(self.enough.bias, 3.0)
-
-    def forward(self, x):
-        for _ in range(4):
-            x = x + self.attention(x, x, x)[0]
-            if self.enough(x).sigmoid().mean() > 0.5:
-                break
-        return x
-
-
-class GraphNet(Parts):
-    """Two layers of PyTorch Geometric."""
-
-    def forward(self, x, edges):
-        return self.second(F.relu(self.first(x, edges)), edges)

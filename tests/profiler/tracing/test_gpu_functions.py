@@ -63,8 +63,15 @@ def test_attention_and_dropout_are_those_of_a_gpu_within():
     assert attention() == plain
 
 
+def replaced():
+    """Functions of PyTorch that a trace replaces while it runs."""
+    autocast = torch.autocast.__init__, torch.autocast.__enter__
+    orders = torch.cuda.synchronize, torch.cuda.Stream, torch.cuda.nvtx.range
+    return F.scaled_dot_product_attention, F.dropout, *autocast, *orders
+
+
 def test_two_threads_that_overlap_leave_nothing_behind_and_do_not_see_each_other():
-    before = F.scaled_dot_product_attention, F.dropout
+    before = replaced()
     plain, seen = attention(), {}
     barrier = threading.Barrier(3, timeout=30)
 
@@ -93,7 +100,7 @@ def test_two_threads_that_overlap_leave_nothing_behind_and_do_not_see_each_other
     for thread in threads:
         thread.join()
     assert seen == {"first": FUSED, "second": FUSED, "outside": plain}
-    assert before == (F.scaled_dot_product_attention, F.dropout)
+    assert before == replaced()
     assert attention() == plain
 
 
@@ -122,19 +129,14 @@ def on_a_stream(self, x):
 @pytest.mark.parametrize(
     ("naming", "plain"),
     [
-        (lambda self, x: x.cuda(), lambda self, x: x),
         (lambda self, x: x.cuda(0, non_blocking=True), lambda self, x: x),
-        (lambda self, x: x.to("cuda"), lambda self, x: x),
         (lambda self, x: x.to(torch.device("cuda:0"), torch.float32), lambda self, x: x),
         (lambda self, x: self.cuda() and x, lambda self, x: x),
         (lambda self, x: self.to(device="cuda") and x, lambda self, x: x),
         (lambda self, x: x + torch.zeros(3, device="cuda"), lambda self, x: x + torch.zeros(3)),
-        (lambda self, x: x + torch.ones(3).cuda(), lambda self, x: x + torch.ones(3)),
         (lambda self, x: x + x.new_ones(3, device=0), lambda self, x: x + x.new_ones(3)),
         (lambda self, x: nn.Linear(3, 3, device="cuda")(x), lambda self, x: nn.Linear(3, 3)(x)),
-        (lambda self, x: nn.Linear(3, 3).cuda()(x), lambda self, x: nn.Linear(3, 3)(x)),
         (lambda self, x: x * torch.cuda.is_available(), lambda self, x: x * False),
-        (lambda self, x: torch.cuda.synchronize() or x, lambda self, x: x),
         (lambda self, x: torch.accelerator.synchronize() or x, lambda self, x: x),
         (lambda self, x: torch.cuda.nvtx.mark("here") or x, lambda self, x: x),
         (on_a_stream, lambda self, x: x * 2),
@@ -144,12 +146,6 @@ def test_a_model_that_names_the_gpu_runs_the_kernels_of_one_that_does_not(naming
     named, unnamed = table_of(naming), table_of(plain)
     np.testing.assert_array_equal(named.sizes, unnamed.sizes)
     np.testing.assert_array_equal(named.counts, unnamed.counts)
-
-
-def test_orders_to_a_gpu_outside_of_a_trace_are_those_of_pytorch():
-    before = torch.cuda.synchronize, torch.cuda.Stream, torch.cuda.nvtx.range
-    table_of(on_a_stream)
-    assert before == (torch.cuda.synchronize, torch.cuda.Stream, torch.cuda.nvtx.range)
 
 
 def product(self, x):
@@ -164,7 +160,6 @@ def half_products(table):
     "region",
     [
         lambda: torch.autocast("cuda"),
-        lambda: torch.autocast("cuda", torch.bfloat16),
         lambda: torch.amp.autocast(device_type="meta", dtype=torch.float16),
         torch.cuda.amp.autocast,
     ],
@@ -196,15 +191,6 @@ def test_autocast_outside_of_a_trace_is_that_of_pytorch():
         assert half_products(table_of(product, Phase.INFER)) == 0
 
 
-def test_code_with_autocast_can_still_be_scripted():
-    class Cast(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                return x * 2
-
-    assert torch.jit.script(Cast())(torch.ones(2)).tolist() == [2.0, 2.0]
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="PyTorch keeps what was asked on a GPU")
 @pytest.mark.parametrize("precision", [Precision.AMP_FP16, Precision.FP32])
 def test_autocast_made_before_a_trace_leaves_the_precision_of_the_step(precision):
@@ -218,12 +204,6 @@ def test_autocast_made_before_a_trace_leaves_the_precision_of_the_step(precision
 
     halves = half_products(table_of(inside, Phase.INFER, precision=precision))
     assert (halves > 0) == (precision is Precision.AMP_FP16)
-
-
-def test_a_trace_leaves_autocast_as_it_was():
-    before = torch.autocast.__init__, torch.autocast.__enter__
-    table_of(product, precision=Precision.AMP_FP16)
-    assert before == (torch.autocast.__init__, torch.autocast.__enter__)
 
 
 INTERNAL = {
@@ -271,11 +251,8 @@ IMAGES, ROWS = (2, 3, 8, 8), (4, 16)
         (F.triplet_margin_loss, [ROWS, ROWS, ROWS]),
         (lambda x: F.softmin(x, dim=-1), [ROWS]),
         (lambda x: F.gumbel_softmax(x, dim=-1), [ROWS]),
-        (torch.square, [ROWS]),
         (torch.linalg.vector_norm, [ROWS]),
-        (torch.linalg.norm, [ROWS]),
         (lambda x: x.norm(dim=-1), [ROWS]),
-        (torch.acos, [ROWS]),
         (lambda x: 1 / x, [ROWS]),
         (torch.special.erfinv, [ROWS]),
         (lambda x: torch.sum(input=x), [ROWS]),
@@ -300,7 +277,6 @@ def test_autocast_casts_the_other_16_bits_and_arguments_by_keyword():
     [
         F.relu, F.gelu, F.silu, lambda x: F.avg_pool1d(x, 2), lambda x: F.max_pool1d(x, 2),
         lambda x: torch.meshgrid(x[0, 0], x[0, 1], indexing="ij")[0],
-        lambda x: torch.split(x, 1)[0],
     ],
 )  # fmt: skip
 def test_autocast_leaves_the_type_of_other_functions(function):
@@ -330,14 +306,12 @@ def kind_of(tensor):
 
 
 CALLS = [
-    (ATEN.add.Tensor, (meta(4, 1, 3), meta(5, 1)), {}),
     (ATEN.add.Tensor, (meta(4, 3), meta((), dtype=torch.float64)), {}),
     (ATEN.mul.Scalar, (meta(4, dtype=torch.int64), 1), {}),
     (ATEN.mul.Scalar, (meta(4, dtype=torch.int64), 1.0), {}),
     (ATEN.mul.Scalar, (meta(4, dtype=torch.int64), True), {}),
     (ATEN.relu.default, (meta(2, 8, 3, 3).to(memory_format=torch.channels_last),), {}),
     (ATEN.native_dropout.default, (meta(3, 3), 0.5, True), {}),
-    (ATEN.cat.default, ([meta(2, 3), meta(4, 3)],), {}),
     (ATEN.convolution_backward.default,
      (meta(2, 8, 6, 6), meta(2, 3, 8, 8), meta(8, 3, 3, 3), [8], [1, 1], [0, 0], [1, 1], False,
       [0, 0], 1, [False, True, True]), {}),
@@ -367,9 +341,7 @@ def test_a_second_call_returns_what_the_first_did(func, args, kwargs):
         (ATEN._unsafe_view.default, ([6],)),  # its schema does not say that it is a view
         (ATEN.view.default, ([6],)),
         (ATEN.relu_.default, ()),
-        (ATEN.hardswish_.default, ()),
         (ATEN.add_.Tensor, (meta(2, 3),)),
-        (ATEN.mul_.Tensor, (meta(3),)),
         (ATEN.zero_.default, ()),
     ],
 )

@@ -7,7 +7,6 @@ import torch.nn.functional as F  # noqa: N812
 from small_modules import Function, Parts
 from torch import nn
 
-from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.models.model_input import Sample
 from trappm.profiler.models.on_meta import on_meta
 from trappm.profiler.records import MemoryFormat, Phase, Precision
@@ -78,14 +77,6 @@ def test_a_batch_norm_reads_twice_when_it_takes_statistics():
     assert sizes[0, Size.COLUMNS] == 8
 
 
-def test_an_optimizer_works_on_what_gets_a_gradient():
-    model = tiny()
-    model.convolution.weight.requires_grad_(False)
-    step = step_kernels(model, 16)
-    assert step.parameter_tensors == 4
-    assert step.parameters == 8 + 8 + 80 + 10
-
-
 def test_autocast_computes_products_in_16_bits_and_casts_each_weight_once():
     model = nn.Sequential(nn.Conv2d(3, 8, 1, bias=False), nn.Conv2d(8, 8, 1, bias=False))
     model.append(model[1])  # the same weights again
@@ -100,14 +91,6 @@ def test_autocast_computes_products_in_16_bits_and_casts_each_weight_once():
     images = 4 * 3 * 64
     assert sizes[:, Size.READ_BYTES].max() == images * 4
     assert sizes[:, Size.WRITTEN_BYTES].max() == images * 2
-
-
-def test_autocast_normalises_in_32_bits():
-    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 64), nn.LayerNorm(64))
-    table = step_kernels(model, 8, Phase.INFER, precision=Precision.AMP_BF16).table
-    chosen = table.kinds == KernelKind.LAYER_NORM
-    assert chosen.sum() == 1
-    assert not table.half[chosen].any()
 
 
 def test_attention_is_one_kernel_or_several_as_the_stack_has_it():
@@ -188,15 +171,6 @@ def test_an_operator_that_nobody_described_is_bound_by_memory():
     assert counts.sum() >= 1
     assert sizes[0, Size.READ_BYTES] >= 4 * 3 * 256 * 4
     assert not sizes[:, Size.FLOPS].any()
-
-
-def test_a_model_for_one_batch_size_is_traced_at_that():
-    model = Function(lambda self, x: self.head(x.reshape(4, 192)), head=nn.Linear(192, 10))
-    fixed = trace(model, 8, batch_size=4).kernels
-    free = step_kernels(nn.Sequential(nn.Flatten(), nn.Linear(192, 10)), 8)
-    np.testing.assert_array_equal(fixed.at(4).sizes, free.at(4).sizes)
-    with pytest.raises(UnsupportedModelError):
-        step_kernels(model, 8)
 
 
 def test_passes_of_products_are_known_at_one_batch_size():

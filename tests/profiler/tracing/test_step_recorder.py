@@ -16,21 +16,13 @@ from trappm.profiler.traced_step import TRACED_BATCH_SIZES, Event
 from trappm.profiler.tracing.tracer import Tracer
 
 
-@pytest.mark.parametrize("architecture", ["test_resnet", "test_vit", "test_convnext", "resnet10t"])
+@pytest.mark.parametrize("architecture", ["test_resnet", "test_vit"])
 def test_the_trace_between_two_batch_sizes_is_the_trace_at_that_one(architecture):
     model = meta(architecture)
     between = trace_step(model, 64)[0]
     direct = trace_step(model, 64, (16, 17))[0]
     np.testing.assert_array_equal(between.sizes_at(16), direct.sizes[:, 0])
     np.testing.assert_array_equal(between.blocks, direct.blocks)
-
-
-def test_a_model_that_cannot_be_traced_says_why():
-    broken = Function(lambda _, x: x[x > 0])  # its shape depends on the pixels
-    with pytest.raises(
-        UnsupportedModelError, match=r"cannot be traced: .* needs the values of a tensor \(aten::"
-    ):
-        trace_step(broken, 16)
 
 
 def test_what_a_model_keeps_from_its_first_step_is_not_taken_for_a_change_of_order():
@@ -75,10 +67,12 @@ UNEVEN = {
 """Steps with a tensor whose size is not affine in the batch size."""
 
 
-@pytest.mark.parametrize("phase", Phase)
-@pytest.mark.parametrize("body", UNEVEN.values(), ids=UNEVEN)
-def test_sizes_that_do_not_grow_evenly_are_refused_in_either_phase(body, phase):
-    model = on_meta(Function(body, head=nn.Linear(768, 10)), 16)
+@pytest.mark.parametrize(
+    ("name", "phase"),
+    [*((name, Phase.TRAIN) for name in UNEVEN), ("every third sample", Phase.INFER)],
+)
+def test_sizes_that_do_not_grow_evenly_are_refused_in_either_phase(name, phase):
+    model = on_meta(Function(UNEVEN[name], head=nn.Linear(768, 10)), 16)
     with pytest.raises(UnevenSizesError, match="grow faster than the batch"):
         Tracer(model, Sample.of(16), phase=phase).trace()
     step = Tracer(model, Sample.of(16), phase=phase, batch_sizes=(12, 12)).trace()

@@ -112,8 +112,7 @@ def deformable(groups=1, has_mask=False):
     )
 
 
-@pytest.mark.parametrize("groups", [1, 2])
-@pytest.mark.parametrize("has_mask", [False, True])
+@pytest.mark.parametrize(("groups", "has_mask"), [(1, False), (2, True)])
 def test_a_deformable_convolution_multiplies_columns(groups, has_mask):
     train, infer = (traced(deformable(groups, has_mask), IMAGES, phase=phase) for phase in Phase)
     columns, table = 4 * (8 * 9) * (4 * PIXELS), train.kernels.table
@@ -152,10 +151,6 @@ def test_suppression_is_taken_to_keep_all_boxes_with_a_remark():
     infer = traced(detector(), IMAGES, phase=Phase.INFER, batch_sizes=(4, 4))
     assert infer.remark == ALL_BOXES
     assert 8 * PIXELS in sizes_of(infer)
-
-
-def test_suppression_by_values_keeps_the_boxes_of_the_example():
-    assert traced(detector(), IMAGES, phase=Phase.INFER, by_values=True).remark is None
 
 
 def test_suppression_on_values_leaves_out_what_better_boxes_overlap():

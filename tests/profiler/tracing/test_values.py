@@ -4,7 +4,8 @@ import dataclasses
 import math
 from collections import UserDict
 from collections.abc import Mapping
-from types import MappingProxyType, SimpleNamespace
+from functools import cache
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -47,23 +48,24 @@ def raise_if(unusual):
 
 GUARDS = {
     "any NaN": lambda y: raise_if(torch.isnan(y).any()),
-    "method": lambda y: raise_if(y.isnan().any() | y.isinf().any()),
     "all finite": lambda y: raise_if(not torch.isfinite(y).all()),
-    "assert": lambda y: raise_if(not bool(y.isfinite().all())),
     "item": lambda y: raise_if(torch.isinf(y).any().item()),
-    "of a sum": lambda y: raise_if(torch.isnan(y.sum())),
     "logical": lambda y: raise_if(torch.logical_or(y.isnan(), y.isinf()).any()),
-    "one sample": lambda y: raise_if(torch.isnan(y[0]).any()),
     "number": lambda y: raise_if(torch.isnan(y).sum() > 0),
     "number of all": lambda y: raise_if((~torch.isfinite(y)).sum().item()),
-    "two axes": lambda y: raise_if(y.isnan().any(dim=1).any(dim=0)),
 }
 
 
-@pytest.mark.parametrize("phase", ["train", "infer"])
-@pytest.mark.parametrize("guard", GUARDS.values(), ids=GUARDS)
-def test_a_guard_against_unusual_numbers_changes_nothing_but_a_remark(guard, phase):
-    plain, guarded = (ask(classifier(*check), phase=phase) for check in ((), (guard,)))
+@cache
+def plain_answer(phase="train"):
+    return ask(classifier(), phase=phase)
+
+
+@pytest.mark.parametrize(
+    ("name", "phase"), [*((name, "train") for name in GUARDS), ("any NaN", "infer")]
+)
+def test_a_guard_against_unusual_numbers_changes_nothing_but_a_remark(name, phase):
+    plain, guarded = plain_answer(phase), ask(classifier(GUARDS[name]), phase=phase)
     assert guarded.memory_mib == pytest.approx(plain.memory_mib, rel=0.01)
     # The guard has kernels of its own, which a small step feels.
     assert plain.step_time_ms <= guarded.step_time_ms < 2.5 * plain.step_time_ms
@@ -74,21 +76,18 @@ def test_a_guard_against_unusual_numbers_changes_nothing_but_a_remark(guard, pha
 
 GUARDS_BY_VALUES = {
     "limit": lambda y: raise_if(y.mean() > 1e9),
-    "assert": lambda y: raise_if(not (y.abs() >= 0).all()),
-    "not itself": lambda y: raise_if(y.ne(y).any()),
     "close": lambda y: raise_if(torch.allclose(y, y + 1)),
     "math": lambda y: raise_if(math.isnan(y.mean().item())),
     "loop": lambda y: [None for _ in iter(lambda: bool(y.norm() < 1e9), True)],
     "to the CPU": lambda y: y.mean().detach().cpu().item(),
     "NumPy": lambda y: y.detach().cpu().numpy().mean(),
     "list": lambda y: y.detach().tolist(),
-    "text": lambda y: f"{y.mean():.3f}",
 }
 
 
 @pytest.mark.parametrize("guard", GUARDS_BY_VALUES.values(), ids=GUARDS_BY_VALUES)
 def test_a_step_that_only_looks_at_values_is_known_at_all_batch_sizes(guard):
-    plain, guarded = ask(classifier()), ask(classifier(guard))
+    plain, guarded = plain_answer(), ask(classifier(guard))
     assert guarded.missing == {}
     assert guarded.largest_batch == pytest.approx(plain.largest_batch, rel=0.02)
     assert "they are those of the example" in " ".join(guarded.remarks)
@@ -102,7 +101,7 @@ def test_the_branch_of_the_example_is_taken(limit):
         y = self.head(x.flatten(1))
         return y.repeat(1, 100_000) if y.mean() < limit else y
 
-    plain, answer = ask(classifier()), ask(Function(body, head=nn.Linear(3072, 10)))
+    plain, answer = plain_answer(), ask(Function(body, head=nn.Linear(3072, 10)))
     assert (answer.largest_batch < 0.5 * plain.largest_batch) == (limit > 0)
 
 
@@ -175,32 +174,6 @@ def test_a_guard_of_known_numbers_looks_at_them():
     assert answer.memory_source == "traced"
 
 
-def test_a_step_by_values_may_have_a_guard():
-    def check(y):
-        raise_if(len(y.nonzero()) < 0)
-        raise_if(torch.isnan(y).any())
-
-    assert ask(classifier(check)).memory_source == "run on the example"
-
-
-def bert():
-    transformers = pytest.importorskip("transformers")
-    return transformers.BertForSequenceClassification(
-        transformers.BertConfig(num_hidden_layers=1, hidden_size=64, num_attention_heads=2)
-    )
-
-
-@pytest.mark.parametrize("padding", [0, 28])
-def test_a_mask_with_or_without_padding_has_all_figures(padding):
-    tokens = torch.zeros(4, 128, dtype=torch.long)
-    mask = torch.ones_like(tokens)
-    mask[2:, 128 - padding :] = 0
-    batch = {"input_ids": tokens, "attention_mask": mask, "labels": torch.zeros(4).long()}
-    answer = ask(bert(), batch, None)
-    assert answer.missing == {}
-    assert answer.largest_batch > 4
-
-
 @dataclasses.dataclass(frozen=True)
 class Batch:
     images: Tensor
@@ -258,10 +231,9 @@ class OfBatch(nn.Module):
 @pytest.mark.parametrize(
     "nested",
     [
-        lambda b: b, lambda b: {"batch": b}, lambda b: (b, 1), lambda b: UserDict(batch=b),
+        lambda b: (b, 1), lambda b: UserDict(batch=b), lambda b: ReadOnly(batch=b),
         lambda b: Plain(b.images, b.classes), lambda b: Slots(b.images, b.classes),
-        lambda b: SimpleNamespace(images=b.images, classes=b.classes),
-        lambda b: ReadOnly(batch=b), lambda b: MappingProxyType({"batch": b}),
+        lambda b: MappingProxyType({"batch": b}),
     ],
 )  # fmt: skip
 def test_records_and_containers_of_them_are_batches(nested):
@@ -362,8 +334,7 @@ class Speech(nn.Module):
         return self.head(frames).log_softmax(-1).transpose(0, 1)
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("joined", [True, False])
+@pytest.mark.parametrize(("joined", "reduction"), [(True, "mean"), (False, "none")])
 def test_ctc_keeps_the_probabilities_of_prefixes(joined, reduction):
     lengths = torch.full((8,), 100), torch.full((8,), 20)
     texts = torch.randint(1, 30, (160,) if joined else (8, 20))
@@ -413,8 +384,9 @@ def test_a_model_may_return_its_ctc_loss():
     assert ask(Trained(), example, None, loss=lambda loss: loss).missing == {}
 
 
-@pytest.mark.parametrize("phase", ["train", "infer"])
-@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.jacrev])
+@pytest.mark.parametrize(
+    ("transform", "phase"), [(torch.func.grad, "train"), (torch.func.jacrev, "infer")]
+)
 def test_a_model_may_differentiate_by_functions(transform, phase):
     def body(self, x):
         return torch.func.vmap(transform(lambda row: self.layers(row).sum()))(x)
