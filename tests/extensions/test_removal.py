@@ -19,7 +19,8 @@ import pkgutil, sys
 from importlib import import_module
 import trappm
 for module in pkgutil.walk_packages(trappm.__path__, "trappm."):
-    if not module.name.startswith("trappm.extensions."):
+    # Only alembic can run its `env`.
+    if not module.name.startswith(("trappm.extensions.", "trappm.store.migrations.env")):
         import_module(module.name)
 """
 
