@@ -292,7 +292,7 @@ def zero_share(model):
 
 def test_few_gradients_of_a_measured_step_are_zero(monkeypatch):
     """A fresh model multiplies much by zero."""
-    configuration = tiny(architecture="resnet18", batch_size=4, input_size=64)
+    configuration = tiny(architecture="resnet18", batch_size=8, input_size=64)
     model, step = captured_model(configuration, monkeypatch)
     step()
     assert zero_share(model) < 0.02
