@@ -141,10 +141,9 @@ def test_a_node_that_cannot_measure_is_reported_once_and_others_go_on(pool, cloc
 def test_a_profiler_that_cannot_start_joins_once_it_can(pool, clock):
     error = TaskError("describe", "No module named 'timm'", ImportError("No module named 'timm'"))
     made, ray, news = pool(
-        lambda call: error if (call.method, call.actor) in {("describe", 1), ("describe", 2)}
-        else None,
+        lambda call: error if call.method == "describe" and call.actor in {1, 2, 4} else None,
         wanted=1,
-    )  # fmt: skip
+    )
     made.wait(0)
     assert turn(made, clock, wanted=1) == 0  # the pause is longer
     assert made.list_awaited() == [A100, A100]
@@ -157,6 +156,8 @@ def test_a_profiler_that_cannot_start_joins_once_it_can(pool, clock):
     clock.pass_s(4 * RECRUIT_S)
     assert turn(made, clock, wanted=1) == 1
     assert ray.killed == [1, 2]
+    assert turn(made, clock, wanted=2) == 1
+    assert news[-1].endswith("the next one is started in 2 s")  # failures in a row count
 
 
 def test_a_profiler_that_cannot_start_ends_a_campaign_on_a_single_machine(pool, clock):
