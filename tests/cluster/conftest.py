@@ -8,7 +8,7 @@ import trappm.store.engine
 from trappm.store import Store
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def commits_are_not_synced():
     """No test here cuts the power, and most of a campaign's time is for the disk."""
     set_up = trappm.store.engine._set_up_sqlite
