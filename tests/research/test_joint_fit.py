@@ -84,6 +84,19 @@ def test_overhead_is_learned_per_host():
     np.testing.assert_allclose(fitted.features(mixed[:1]), fitted.features(mixed)[:1])
 
 
+def test_kernel_measurements_survive_transfer():
+    other, truth = shifted(-0.4, seed=3), shifted(0.4)
+    unseen = networks(20, seed=5)
+    wanted = truth.log_values(unseen)
+    own = SharedPrior.like_others(V100, first(), [alone(truth, calls())])
+    few = networks(2, seed=8)
+    labels = truth.log_values(few)
+    plain = SharedPrior.like_others(V100, first()).started_from(other)
+    assert error(plain, unseen, other.log_values(unseen)) < 1e-9
+    begun = own.started_from(other).refit(few, labels)
+    assert error(begun, unseen, wanted) < error(plain.refit(few, labels), unseen, wanted)
+
+
 def test_similar_devices_improve_the_start_of_a_new_one():
     """From four similar devices, a fifth is predicted better than from its specification."""
     common = torch.from_numpy(np.random.default_rng(1).normal(size=len(starting_constants())))

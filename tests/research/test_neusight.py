@@ -45,6 +45,12 @@ def test_every_kind_of_row_becomes_a_call(tmp_path, name):
     assert (read[0].device, read[0].time_ms) == ("v100-pcie-32gb", 0.11)
 
 
+def test_different_gpus_with_one_name_are_separate(tmp_path):
+    rows = [f"relu,A100-PCIE-{size}GB,0.8,8,,,,16,,,,,,,x,1,1,test,0" for size in (40, 80)]
+    read = [*read_neusight(table(tmp_path, *rows))]
+    assert [m.device for m in read] == ["a100-pcie-40gb", "a100-pcie-80gb"]
+
+
 @pytest.mark.parametrize(
     ("row", "why"),
     [

@@ -25,6 +25,15 @@ def test_crps_equals_the_integral_of_squared_errors(value):
     np.testing.assert_allclose(actual, [integral], atol=3e-4)
 
 
+def test_calibrated_distribution_scores_below_a_point():
+    logs = np.random.default_rng(1).normal(size=4000)
+    level = np.quantile(logs, LEVELS)
+    points = np.zeros((len(logs), len(LEVELS)))
+    np.testing.assert_allclose(crps(points, logs), np.abs(logs))
+    scores = [crps(points + width * level, logs).mean() for width in (0.0, 0.5, 1.0, 2.0)]
+    assert np.argmin(scores) == 2
+
+
 def test_coverage_is_that_of_each_central_interval():
     logs = np.random.default_rng(2).normal(size=20_000)
     own = np.tile(np.quantile(logs, LEVELS), (len(logs), 1))

@@ -11,6 +11,7 @@ from research.replay.replay import named_strategy
 from research.replay.strategies import STUDIED, ReplayRequest, gradients_of
 from trappm.learner.acquisition import PoolCovariance
 from trappm.learner.acquisition.strategies import Representation
+from trappm.learner.interface import Estimate
 from trappm.profiler.errors import InputError
 
 
@@ -103,6 +104,17 @@ def test_lcmd_agrees_with_bmdal_reg(monkeypatch):
     assert query.open[theirs.numpy()].tolist() == ours
 
 
+class Fixed:
+    """A learner without weights."""
+
+    def predict(self, workloads):
+        return Estimate(np.ones(len(workloads)))
+
+
+def test_learners_without_weights_have_no_gradients():
+    assert gradients_of(Fixed(), []) is None
+
+
 def test_gradients_of_heads_agree_with_finite_differences(zoo, measure, small):
     heads = trained_heads(zoo, np.arange(0, 96, 3), measure(zoo.graphs, noise_seed=1), small)
     workloads, _ = zoo.workloads(range(6))
@@ -120,3 +132,19 @@ def test_gradients_of_heads_agree_with_finite_differences(zoo, measure, small):
     of_residual = rows[:, width : width + sum(head.prior.feature_groups)]
     assert of_residual.std(axis=0).max() > 0
     assert np.isfinite(rows).all()
+
+
+def test_gradients_of_networks_are_those_of_the_last_layers(zoo, measure, small):
+    networks = replace(small, head=replace(small.head, physical_prior=False, steps=40, members=2))
+    trained = trained_heads(zoo, np.arange(0, 96, 5), measure(zoo.graphs), networks)
+    workloads, _ = zoo.workloads(range(5))
+    head = trained.heads["step_time_ms"]
+    rows = gradients_of(head, workloads)
+    width = networks.head.hidden[-1]
+    assert rows.shape == (5, len(head.networks) * width)
+    outputs = []
+    for number, network in enumerate(head.networks):
+        own = rows[:, number * width : (number + 1) * width] * np.sqrt(len(head.networks))
+        outputs.append(own @ network.output.weight[0].numpy() + float(network.output.bias[0]))
+    logs = head.scales.center + head.scales.scale * np.mean(outputs, axis=0)
+    np.testing.assert_allclose(np.exp(logs), head.predict(workloads).median, rtol=1e-4)

@@ -13,6 +13,9 @@ from research.replay import command
 from research.replay.command import (
     Job,
     ReplayPlan,
+    jackknife_error,
+    print_summary,
+    seconds_to_same_error,
     standard_error,
     summary,
 )
@@ -79,6 +82,14 @@ def test_every_strategy_is_reproducible(samples, name):
     first, again = (list(replay(bench(samples, **options), name, 1, (6, 12))) for _ in range(2))
     assert first == again
     assert first[1].mape < 200
+
+
+def test_ours_needs_fewer_labels_than_random(samples):
+    def mean(name):
+        runs = [list(replay(bench(samples), name, seed, (6, 12))) for seed in range(8)]
+        return np.mean([[p.mape for p in run] for run in runs])
+
+    assert mean("ours") < mean("random")
 
 
 def test_failed_runs_use_a_label_and_are_predicted(samples, monkeypatch):
@@ -167,6 +178,32 @@ def test_standard_errors_account_for_overlapping_splits():
     values = np.array([1.0, 2.0, 4.0, 5.0])
     assert standard_error(values) == pytest.approx(values.std(ddof=1) * np.sqrt(1 / 4 + 3 / 7))
     assert standard_error(values[:1]) is None
+
+
+def test_jackknife_error_equals_that_of_a_mean():
+    splits = np.exp(np.random.default_rng(1).normal(scale=0.1, size=12))
+    errors = 16.0, 8.0, 4.0
+    base = [
+        [ReplayPoint(n, e, e, float(n), 0) for n, e in zip((20, 40, 80), errors, strict=True)]
+    ] * 12
+    own = [[replace(p, seconds=float(p.labels * factor)) for p in base[0]] for factor in splits]
+    percent = 100 * (splits - 1)
+    assert seconds_to_same_error(own, base) == pytest.approx(percent.mean())
+    assert jackknife_error(own, base) == pytest.approx(standard_error(percent))
+    unknown = [[replace(p, seconds=None) for p in campaign] for campaign in own]
+    assert jackknife_error(unknown, base) is None
+
+
+def test_single_seed_has_no_errors(plan, tmp_path, capsys):
+    rows = summary(filled(plan), replace(plan, seeds=(2,)))
+    json.dumps(rows, allow_nan=False)
+    assert rows[1]["area_error"] is rows[1]["seconds_error"] is None
+    assert rows[1]["budgets"][0]["difference_error"] is None
+    assert rows[1]["budgets"][0]["difference"] < 0
+    print_summary(rows, plan.metric)
+    output = capsys.readouterr().out
+    assert "nan" not in output
+    assert "-20.0" in output
 
 
 def test_the_command_compares_strategies_on_the_same_seeds(plan, monkeypatch, capsys):

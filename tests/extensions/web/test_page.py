@@ -124,6 +124,14 @@ def response(address):
     return status, json.loads(data)
 
 
+@pytest.fixture
+def busy(tmp_path, monkeypatch):
+    """A finished campaign with an unmeasured configuration, in a data folder of its own."""
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path))
+    with Store.open(Home.open().database_url) as store:
+        return samples.build_busy_campaign(store)
+
+
 STEP = "predict?model=test_resnet&batch_size=8&input_size=64&epochs=2&samples=1281167"
 
 
@@ -153,12 +161,31 @@ def test_no_number_is_cut_off_and_no_field_unnamed_on_a_phone(page, server, home
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), view
 
 
+def test_a_finished_campaign_reports_what_could_not_be_measured(page, server, busy):
+    show(page, server, f"campaigns/{busy}")
+    result = page.locator("section.card", has=page.get_by_role("heading", name="Result"))
+    text = result.inner_text()
+    assert "Finished. 7 of 8 configurations were measured." in text
+    assert "1 of 8 configurations could not be measured: other programs used the cores." in text
+    assert text.count(f"trappm campaign resume {busy} --retry-failed") == 1
+    bar = page.get_by_role("progressbar")
+    assert (bar.get_attribute("aria-valuenow"), bar.get_attribute("aria-valuemax")) == ("7", "8")
+    main = page.locator("main").inner_text()
+    assert "strategy: pool-variance reduction" in main
+    assert "The campaign is not running." in main
+    canary = page.locator(".scroll", has_text="Canary").locator("tbody tr").first
+    assert canary.locator("td[data-label=Readings]").inner_text() == "4"
+    assert canary.locator("td[data-label=Failed]").inner_text() == "3"
+    assert canary.locator("td[data-label=Decision]").inner_text() == "unknown"
+
+
 def test_running_campaign_is_updated_live(page, server, home):
     folder, campaign = home
     show(page, server, f"campaigns/{campaign}")
     main = page.locator("main")
     for words in ("running", "6 of 8", "target 10 %", "worker-1 has joined", "Canary"):
         main.get_by_text(words).first.wait_for()
+    main.locator("figure svg[role=img]").nth(1).wait_for()
     main.locator("figure summary").first.click()
     assert "22.5\N{NO-BREAK SPACE}%" in main.locator("figure table").first.inner_text()
     with Store.open(folder.database_url) as store:
@@ -178,11 +205,14 @@ def test_failed_campaign_shows_reason_and_outcomes(page, server, tmp_path, monke
     show(page, server, f"campaigns/{campaign}")
     why = page.locator("section.card", has_text="Why it failed")
     assert "too few labels; wait, resume" in why.inner_text()
-    assert "None of 1 attempt produced a label" in page.locator("main").inner_text()
+    pace = page.locator("section.card", has_text="Labels per minute").inner_text()
+    assert "None of 1 attempt produced a label" in pace
+    assert "--follow" not in page.locator("main").inner_text()
 
 
 def test_labels_are_filtered_sorted_and_opened_by_keyboard(page, server):
     show(page, server, "labels")
+    assert "6 labels" in page.locator("main").inner_text()
     page.get_by_label("Family").select_option("vit")
     page.get_by_text("2 labels", exact=True).wait_for()
     page.get_by_role("button", name="Step time, ms").click()
@@ -194,6 +224,7 @@ def test_labels_are_filtered_sorted_and_opened_by_keyboard(page, server):
     dialog = page.get_by_role("dialog")
     dialog.get_by_text("Raw step times").first.wait_for()
     expect(dialog.locator("[aria-label=dot] circle")).to_have_count(4)
+    assert "no meter" in dialog.inner_text()
     page.keyboard.press("Escape")
     dialog.wait_for(state="detached")
     page.wait_for_url(lambda url: "label=" not in url)
@@ -227,13 +258,39 @@ def test_shipped_snapshot_shows_its_errors(page, server):
     expect(page.locator(".cell-bar").nth(3)).to_be_attached()
 
 
-def test_form_reports_an_invalid_field_and_the_nearest_name(page, server):
+def test_interval_coverage_has_a_row_per_head(page, server):
+    page.set_viewport_size({"width": 390, "height": 900})
+    show(page, server, "snapshots/default")
+    chart = page.get_by_role("img", name="Coverage of 50 % and 90 % intervals by head")
+    chart.wait_for()
+    names = chart.locator("[aria-label='y-axis tick label'] text")
+    assert "Memory, a100-40gb, train" in names.all_text_contents()
+    assert not any("v100" in name for name in names.all_text_contents())  # judged on eight only
+    expect(chart.locator("[aria-label=dot] circle")).to_have_count(2 * names.count())
+    left = chart.bounding_box()["x"]
+    assert all(name.bounding_box()["x"] >= left for name in names.all())  # none is cut
+    page.locator("figure", has=chart).locator("summary").click()
+    row = page.locator("figure", has=chart).locator("tr", has_text="Memory, a100-40gb, train")
+    assert "93.2" in row.inner_text()
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        ("batch_size", "many", "whole number"),
+        ("model", "", "timm architecture"),
+    ],
+)
+def test_form_reports_and_focuses_invalid_field(page, server, field, value, reason):
     show(page, server, "predict")
     page.locator("[name=model]").fill("resnet18")
-    page.locator("[name=batch_size]").fill("many")
+    page.locator(f"[name={field}]").fill(value)
     page.keyboard.press("Enter")
-    assert "whole number" in page.locator(".problem").inner_text()
-    assert page.evaluate("document.activeElement.name") == "batch_size"
+    assert reason in page.locator(".problem").inner_text()
+    assert page.evaluate("document.activeElement.name") == field
+
+
+def test_unknown_model_suggests_the_nearest_name(page, server):
     page.expected = ["404"]
     show(page, server, "predict?model=resnet1888")
     assert "resnet18" in page.get_by_role("alert").inner_text()
@@ -277,13 +334,21 @@ def test_a_prediction_compares_devices_with_intervals(page, server):
     page.locator("[name=epochs]").fill("2")
     page.locator("[name=samples]").fill("1000")
     page.get_by_role("button", name="Predict").click()
-    expect(page.locator(".interval").nth(1)).to_be_attached()
+    page.wait_for_selector(".interval")
     text = page.locator(".result").inner_text()
-    assert all(words in text for words in ("a100-40gb", "rtx3090", "Largest batch", "250 steps"))
+    for words in ("a100-40gb", "rtx3090", "batch 8", "Largest batch", "250 steps"):
+        assert words in text
+    expect(page.locator(".interval").nth(1)).to_be_attached()
+    assert "model=test_resnet" in page.url
     page.locator("[name=accumulation]").fill("4")
     page.get_by_role("button", name="Predict").click()
     page.wait_for_selector("text=batch 8, 4 passes")
     assert "64 steps" in page.locator(".result").inner_text()
+    page.locator("[name=accumulation]").fill("")
+    page.locator("[name=phase]").select_option("infer")
+    page.get_by_role("button", name="Predict").click()
+    page.wait_for_selector(".verdict")
+    assert "fastest" in page.locator(".result").inner_text()
 
 
 def test_memory_breakdown_is_drawn_and_listed(page, server):
@@ -308,6 +373,8 @@ def test_memory_breakdown_is_drawn_and_listed(page, server):
     assert "h100" in memory.locator("table").last.inner_text()
     memory.get_by_label("Optimizer").select_option("adamw")
     memory.get_by_text("optimizer state").wait_for()
+    assert page.evaluate(NAMELESS) == []
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
 def test_rooflines_of_two_devices_are_overlaid(page, server):
@@ -326,8 +393,13 @@ def test_rooflines_of_two_devices_are_overlaid(page, server):
         colour = f"var(--series-{series})"
         expect(chart.locator(f".roofs > [stroke='{colour}']").nth(2)).to_be_attached()
         expect(chart.locator(f"circle[fill='{colour}']").nth(20)).to_be_attached()
+    chart.locator("circle").first.hover(force=True)
+    assert "of the step" in chart.locator("[aria-label=tip]").text_content()
+    assert "devices=v100" in page.url
     page.locator("figure summary").press("Enter")
     assert "conv 3x3" in page.locator("figure table").last.inner_text()
+    assert page.evaluate(NAMELESS) == []
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
 @pytest.mark.extension("onnx")
@@ -339,6 +411,18 @@ def test_uploaded_file_is_predicted(page, server, tmp_path):
     assert "small.onnx" in page.locator(".file-name").inner_text()
     page.get_by_role("button", name="Predict").click()
     page.get_by_role("heading", name="Training step of small.onnx, batch 64").wait_for()
+
+
+def test_content_and_views_are_reachable_by_keyboard(page, server):
+    show(page, server, "campaigns")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "main"
+    page.get_by_role("link", name="Snapshots").focus()
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name="Snapshots", exact=True).wait_for()
 
 
 def test_the_page_opens_at_predict(page, server):
@@ -420,3 +504,40 @@ def test_every_memory_part_has_a_position_and_color():
     assert sorted(parts) == sorted(part.value for part in Part)
     style = (FILES / "style.css").read_text()
     assert all(style.count(f"--series-{number}:") >= 2 for number in range(len(parts)))
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_text_has_sufficient_contrast(theme):
+    """WCAG 2, AA: 4.5 to 1."""
+    blocks = re.findall(r":root[^{]*\{([^}]*)\}", (FILES / "style.css").read_text())
+    block = blocks[0 if theme == "light" else 1]
+    colours = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", block))
+    on_surfaces = ["text", "muted", "accent", "good", "unsure", "bad"]
+    pairs = [(name, back) for name in on_surfaces for back in ("surface", "back", "raised")]
+    pairs += [(name, f"{name}-soft") for name in ("accent", "good", "unsure", "bad")]
+    pairs += [("on-accent", "accent")]
+    for front, back in pairs:
+        assert _contrast(colours[front], colours[back]) >= 4.5, (front, back)
+
+
+def _contrast(first, second):
+    def luminance(colour):
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        r, g, b = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b
+
+    low, high = sorted((luminance(first), luminance(second)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_numbers_are_formatted_readably(page, server):
+    show(page, server, "predict")
+    written = page.evaluate(
+        """async () => {
+          const { number, percent } = await import("./format.js");
+          return [percent(1.6e-14), percent(0), percent(2.314), number(0.00014), number(53820)];
+        }"""
+    )
+    plain = [text.replace("\N{NO-BREAK SPACE}", " ") for text in written]
+    assert plain == ["< 0.01 %", "0 %", "2.31 %", "0.00014", "53,820"]
+    assert " " not in "".join(written)  # a number and its sign are not torn apart
