@@ -2,8 +2,9 @@
 
     python deploy/check_texts.py
 
-Prints one line per problem: plain words, fragments, narrow lines, links between pages outside of
-`docs`, and the generated page of commands. CONTRIBUTING.md has the rules that need a reader.
+Prints one line per problem: unplain words, fragments, lines that are too long, links between pages
+outside of `docs`, commands of pages that do not exist, help of options, and the generated page of
+commands. CONTRIBUTING.md has the rules that need a reader.
 """
 
 from __future__ import annotations
@@ -96,9 +97,9 @@ def problems_of_page(page: Path) -> Iterator[tuple[int, str]]:
 
 
 def commands_of_page(page: Path) -> Iterator[list[str]]:
-    """Yield the words of each command in an indented block, without what may be left out."""
+    """Yield the words of each command in a block, without what may be left out."""
     rest = ""
-    for line in re.findall(r"(?m)^    (.*)$", re.sub(r"\\\n +", "", page.read_text())):
+    for line in re.findall(r"(?m)^(?:    |\$ )(.*)$", re.sub(r"\\\n +", "", page.read_text())):
         if rest or line.startswith("trappm "):
             rest += line + " "
             try:
@@ -111,7 +112,7 @@ def commands_of_page(page: Path) -> Iterator[list[str]]:
 
 
 def invalid_commands() -> Iterator[str]:
-    """Yield commands in indented blocks of pages that the command line does not know."""
+    """Yield commands of pages that the command line does not know."""
     for page in PAGES:
         for words in commands_of_page(page):
             command, rest = typer.main.get_command(cli.app), words

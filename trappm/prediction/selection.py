@@ -174,17 +174,22 @@ class Selection:
     def settings(self, trained: TrainedHeads) -> StepSettings:
         """Return the question's settings, the rest as in most labels that agree with it.
 
-        Labels of Adam serve AdamW and vice versa: both have the same states and traffic.
+        Labels of Adam serve AdamW and vice versa: both have the same states and traffic. Where no
+        label has a precision in fp32, labels of the others in fp32 agree with it.
         """
         given = self.question.given
         if "optimizer" in given and given["optimizer"].is_adam:
             labelled = [row.optimizer for row in trained.settings if row.optimizer.is_adam]
             if given["optimizer"] not in labelled:
                 given = {**given, "optimizer": (*labelled, Optimizer.ADAM)[0]}
+        rows = sorted(trained.settings, key=lambda row: row.precision != given.get("precision"))
         agreeing = [
             row
-            for row in trained.settings
-            if all(getattr(row, name) == value for name, value in given.items())
+            for row in rows
+            if all(
+                getattr(row, name) in (value, getattr(value, "types", value))
+                for name, value in given.items()
+            )
         ]
         usual = (*agreeing, *trained.settings, StepSettings())[0]
         return usual._replace(**given, execution=self.question.execution)

@@ -127,11 +127,11 @@ def duration(seconds: float) -> str:
 
 def fp32_of_process() -> Precision:
     """Return which of the precisions in fp32 PyTorch is set to in this process."""
-    import torch
+    from torch.backends import cuda, cudnn
 
-    if torch.get_float32_matmul_precision() != "highest":
+    if cuda.matmul.fp32_precision == "tf32":
         return Precision.TF32
-    return Precision.FP32 if torch.backends.cudnn.allow_tf32 else Precision.FP32_STRICT
+    return Precision.FP32 if cudnn.conv.fp32_precision == "tf32" else Precision.FP32_STRICT
 
 
 @independent_of_caller

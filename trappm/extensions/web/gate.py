@@ -1,7 +1,7 @@
 """Checks of every request before its route.
 
 Plain ASGI middleware also covers static files. `connections` limits clients that send no whole
-request; fairness between clients and TLS are left to a reverse proxy (docs/serving.md).
+headers; fairness between clients and TLS are left to a reverse proxy (docs/serving.md).
 
 FastAPI's `HTTPBearer` reads the body before it checks the token and leaves unknown routes open.
 Starlette's `RequestBodyLimitMiddleware` responds in plain text, without problem details.

@@ -3,14 +3,14 @@
 import { h, tell } from "./dom.js";
 import { METRICS, NOTHING, bytes, hours, number, percent, share, words } from "./format.js";
 import { get, post, query } from "./server.js";
-import { card, choice, completion, empty, errorBox, facts, field, table, waiting } from "./parts.js";
+import { PRECISIONS, card, choice, completion, empty, errorBox, facts, field, table, waiting } from "./parts.js";
 import { cellInterval } from "./charts.js";
 import { memoryCard } from "./estimate.js";
 
 const EXAMPLE = { model: "resnet50", batch_size: "64" };
 const DEFAULT_DEVICE = "a100-40gb";
 const SETTINGS = {
-  precision: ["Precision", ["fp32", "amp-fp16", "amp-bf16"]],
+  precision: ["Precision", PRECISIONS],
   memory_format: ["Memory format", ["contiguous", "channels-last"]],
   optimizer: ["Optimizer", ["sgd", "momentum", "adam", "adamw"]],
 };

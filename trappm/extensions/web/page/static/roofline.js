@@ -4,7 +4,7 @@ import * as Plot from "./vendor/plot.js";
 import { h, tell } from "./dom.js";
 import { NOTHING, number, share } from "./format.js";
 import { get, post, query } from "./server.js";
-import { card, choice, completion, empty, errorBox, field, figure, table, waiting } from "./parts.js";
+import { PRECISIONS, card, choice, completion, empty, errorBox, field, figure, table, waiting } from "./parts.js";
 import { colour, drawn, legend, responsive, tips } from "./charts.js";
 
 const LOW = 0.05; // FLOP per byte
@@ -14,7 +14,7 @@ const HEIGHT = 430;
 const LARGEST = 1600; // area of a point with the whole step time, in square pixels
 const SETTINGS = {
   phase: ["Phase", [["train", "training step"], ["infer", "inference step"]]],
-  precision: ["Precision", [["", "as most labels"], ["fp32", "fp32"], ["amp-fp16", "amp-fp16"], ["amp-bf16", "amp-bf16"]]],
+  precision: ["Precision", [["", "as most labels"], ...PRECISIONS.map((name) => [name, name])]],
   memory_format: ["Memory format", [["", "as most labels"], ["contiguous", "contiguous"], ["channels-last", "channels-last"]]],
 };
 const BOUNDS = { compute: "compute", bandwidth: "bandwidth", launch: "launches and waiting for the host" };
