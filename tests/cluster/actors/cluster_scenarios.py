@@ -17,6 +17,7 @@ from unittest import mock
 
 import emulated_cluster
 import ray
+from autoscaled_cluster import Watched, autoscaled, workers
 from emulated_cluster import (
     A100,
     NODES,
@@ -114,6 +115,18 @@ def nodes_lost(url):
             first_after(measured, moment, but_not_on=there)
 
         return play(url, spec(600), faults)
+
+
+def autoscaled_from_nothing(url):
+    """No worker is there when the campaign begins, nor a while after it has ended."""
+    with autoscaled() as join:
+        before, watched = workers(), Watched()
+        report = play(url, spec(240, devices=("a100", "v100")))
+        watched.stop()
+        ray.shutdown()  # as a campaign's process does when it ends
+        join()
+        wait_until(lambda: not workers())
+        return report | {"before": before, "most": watched.most}
 
 
 def worker_frozen(url):
@@ -248,6 +261,6 @@ def two_campaigns(url):
 if __name__ == "__main__":
     main([
         every_gpu, steps_traced, dismissed_after_its_node, learner_on_a_gpu, nodes_lost,
-        worker_frozen, campaign_killed, campaign_node_lost, paused_and_resumed_at_once,
-        two_campaigns,
+        autoscaled_from_nothing, worker_frozen, campaign_killed, campaign_node_lost,
+        paused_and_resumed_at_once, two_campaigns,
     ])  # fmt: skip

@@ -76,6 +76,15 @@ def test_measurements_of_lost_nodes_are_repeated_and_a_node_that_joins_is_used(p
     assert "lost" in [kind for kind, _ in report["events"]]
 
 
+def test_an_autoscaler_starts_nodes_of_the_kinds_that_are_needed_and_ends_them(play):
+    report = play("autoscaled_from_nothing", measure_s=0.5)
+    assert is_whole(report)
+    assert report["before"] == {}
+    assert report["hosts"] == 4  # each that came was used
+    assert set(report["most"]) == {"A100", "V100"}
+    assert max(report["most"].values()) <= 2  # as ray_config.yaml has it
+
+
 def test_a_frozen_profiler_is_replaced_and_its_step_repeated(play):
     report = play("worker_frozen")
     assert is_whole(report)
