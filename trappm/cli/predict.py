@@ -107,6 +107,9 @@ def predict(
     from trappm.profiler.errors import InputError
     from trappm.profiler.records import Precision, member
 
+    for name, is_given in (("--json", as_json), ("--breakdown", breakdown)):
+        if slurm and is_given:
+            raise InputError(f"--slurm and {name} exclude each other; choose one")
     batches = _batch_sizes(batch_size)
     precisions: list[str | None] = [None]
     if settings.precision is not None:

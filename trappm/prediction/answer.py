@@ -122,7 +122,7 @@ def answer_questions(questions: Sequence[tuple[Selection, Subject, str]]) -> lis
         answer = answer_by_simulation(question, subject, device, why)
         answer = replace(answer, device_is_default=selection.device_is_default)
         if question.execution is Execution.COMPILE:
-            answer = answer_compiled(answer, {}, dict.fromkeys(METRIC_NAMES, why))
+            answer = answer_compiled(answer, {}, {**answer.missing, "memory_mib": why})
         predictions[place] = answer
     for group in by_heads.values():
         first, workloads = group[0][1], [inquiry.workload for _, inquiry in group]
@@ -148,8 +148,15 @@ def _answer_without_values(
         accumulation=question.accumulation,
         phase=question.phase.value,
         **_setting_values(question.given_settings()),
-        missing=dict.fromkeys((*METRIC_NAMES, "out_of_memory", "largest_batch"), why),
+        missing=dict.fromkeys(
+            (*METRIC_NAMES, "out_of_memory", "largest_batch", *_run_of(question)), why
+        ),
     )
+
+
+def _run_of(question: Question) -> tuple[str, ...]:
+    """Return the name of the run in `missing`, if the question has one."""
+    return () if question.epochs is None else ("run",)
 
 
 def _setting_values(settings: StepSettings) -> dict[str, Any]:
@@ -179,7 +186,8 @@ def answer_by_simulation(question: Question, subject: Subject, device: str, why:
         return simulated_interval(simulated(size).reserved_with_workspace_mib + process_mib)
 
     interval, capacity = memory(batch_size), card_capacity_mib(device)
-    missing = {name: why for name in (*METRIC_NAMES, "out_of_memory") if name != "memory_mib"}
+    missing = dict.fromkeys((*METRIC_NAMES, "out_of_memory", *_run_of(question)), why)
+    del missing["memory_mib"]
     largest = None
     if capacity is None:
         missing["largest_batch"] = f"the capacity of {device} is unknown"

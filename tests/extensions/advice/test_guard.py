@@ -5,6 +5,10 @@ import json
 import pytest
 
 import trappm
+from trappm.extensions.advice import guard
+from trappm.prediction.answer import answer_by_simulation
+from trappm.prediction.models import subject_of
+from trappm.prediction.question import Question
 
 WORDS = "check test_resnet --batch-size 64 --device a100"
 RUN = "--epochs 10 --samples 1000000"
@@ -46,6 +50,18 @@ def test_a_figure_that_is_not_predicted_is_not_certain(command):
     assert out.startswith("Not certain: cost is not predicted (no price is known for rtx-2060")
 
 
+def test_a_run_that_is_not_predicted_has_the_reason(monkeypatch):
+    question, subject = Question(epochs=10, samples=1000), subject_of("test_resnet")
+    only_memory = answer_by_simulation(question, subject, "a100-40gb", "its graph is unknown")
+    monkeypatch.setattr(guard, "predict", lambda *_, **__: only_memory)
+    made = trappm.check("test_resnet", epochs=10, samples=1000, max_hours=5)
+    assert "time is not predicted (its graph is unknown)" in str(made)
+    _, unable = trappm.compare(
+        "test_resnet", ["a100", "v100"], precision="bf16", epochs=10, samples=1000
+    )
+    assert "no bf16 hardware" in unable.missing["run"]
+
+
 def test_check_in_python(step):
     made = trappm.check("test_resnet", batch_size=64, device="a100", max_memory="1 GB")
     assert made.limits[0].most == pytest.approx(1e9 / 2**30)
@@ -61,3 +77,5 @@ def test_slurm_lines_have_the_upper_bound_of_the_time(step, printed, refusal):
     total = 24 * int(days) + hours + minutes / 60
     assert step.run.high_hours <= total <= step.run.high_hours + 1 / 60
     assert "--epochs" in refusal(words)
+    assert "--slurm and --json exclude" in refusal(f"{words} {RUN} --json")
+    assert "--slurm and --breakdown exclude" in refusal(f"{words} {RUN} --breakdown")
