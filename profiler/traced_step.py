@@ -248,14 +248,27 @@ class StepKernels:
     def needs_two_samples(self) -> bool:
         """True if a batch norm has one value per channel at batch 1, which PyTorch does not train.
 
-        A batch norm in training mode reads its input twice; in evaluation mode it takes any batch.
+        A batch norm in evaluation mode takes any batch.
         """
+        return bool((self._trained_norms & (self.table.sizes_at(1)[:, Size.DEPTH] <= 1)).any())
+
+    @property
+    def has_batch_norm(self) -> bool:
+        """True if a batch norm normalizes by the statistics of its batch."""
+        if self.batch_size is not None:  # then the modes of batch norms are not distinguished
+            return bool((self.table.kinds == KernelKind.BATCH_NORM).any())
+        return bool(self._trained_norms.any())
+
+    @property
+    def _trained_norms(self) -> npt.NDArray[np.bool_]:
+        """Return which kernels are batch norms in training mode (n); they read inputs twice."""
         table = self.table
         slopes = table.sizes[..., 1]
         written = slopes[:, Size.WRITTEN_BYTES]
         trains = (written > 0) & (slopes[:, Size.READ_BYTES] >= 2 * written)
-        norms = (table.kinds == KernelKind.BATCH_NORM) & (table.passes == Pass.FORWARD) & trains
-        return bool((norms & (table.sizes_at(1)[:, Size.DEPTH] <= 1)).any())
+        norms = (table.kinds == KernelKind.BATCH_NORM) & (table.passes == Pass.FORWARD)
+        mask: npt.NDArray[np.bool_] = norms & trains
+        return mask
 
     def at(self, batch_size: int) -> Kernels:
         """Return the kernels at this batch size.

@@ -1,15 +1,20 @@
 """Changes that make a step fit, and their plans of checkpoints against the tracer."""
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import timm
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 import trappm
+from trappm.extensions.advice.changes import adapter_changes, precision_changes, training_loop
 from trappm.extensions.advice.checkpoints import blocks_of, checkpointed
 from trappm.prediction.fit import Verdict
+from trappm.profiler.errors import InputError
+from trappm.profiler.records import Precision
 
 MODEL, BATCH, DEVICE = "test_vit", 8192, "t4"
 
@@ -92,6 +97,53 @@ def test_a_plan_has_no_more_blocks_than_needed(advice):
     assert not traced_again(checkpointed(model, step.blocks[:-1]), step, advice).fits
 
 
+def test_batch_norms_see_other_batches_in_several_passes(advice):
+    assert not advice.has_batch_norm
+    assert any(step.accumulation > 1 and step.is_same_training for step in advice.changes)
+    other = trappm.advise("test_resnet", batch_size=16384, device=DEVICE, precision="fp32")
+    assert other.has_batch_norm
+    divided = [step for step in other.changes if step.accumulation > 1 or step.gpus > 1]
+    assert divided
+    assert not any(step.is_same_training for step in divided)
+
+
+def test_the_lines_of_bf16_train_an_image_model_that_had_autocast():
+    [change] = precision_changes(SimpleNamespace(precision="amp-fp16"), [Precision.BF16])
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.LazyLinear(2))
+    model(torch.empty(1, 3, 8, 8))
+    names = {
+        "torch": torch,
+        "model": model,
+        "DataLoader": DataLoader,
+        "dataset": [(torch.randn(3, 8, 8), 1)] * 4,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+        "loss_of": lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]),
+    }
+    exec("\n".join((*change.python, *training_loop("bf16", 2, 2))), names)  # noqa: S102
+    assert names["loss"].dtype is torch.bfloat16
+
+
+def test_strict_fp32_gets_tf32_in_convolutions_first():
+    step = SimpleNamespace(precision="fp32-strict")
+    fp32, tf32, _, _ = precision_changes(step, [*Precision])
+    assert (fp32.name, tf32.name) == ("fp32", "tf32")
+    assert fp32.python == tf32.python[:1] == ("torch.backends.cudnn.allow_tf32 = True",)
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("hf:gpt2-tiny", "GPT2LMHeadModel"),
+        ("hf:bert-tiny", "BertForMaskedLM"),
+        ("hf:t5-tiny", "T5ForConditionalGeneration"),
+        ("hf:vit-tiny", "ViTForImageClassification"),
+    ],
+)
+def test_qlora_loads_the_class_of_the_model(model, name):
+    _, qlora = adapter_changes(model)
+    assert f"model = transformers.{name}.from_pretrained(" in qlora.python
+
+
 class Net(nn.Module):
     """Layers that repeat, which a library does not have."""
 
@@ -147,6 +199,14 @@ def test_a_run_that_is_too_slow_gets_faster(as_json):
     assert all(step["run"]["high_hours"] <= 0.95 * hours for step in quick["changes"])
 
 
+def test_changes_no_better_than_the_step_as_it_is_are_left_out():
+    run = {"epochs": 100, "samples": 1_000_000, "max_hours": 1e-3}
+    advice = trappm.advise("test_vit", batch_size=64, device="v100", precision="fp32", **run)
+    assert not advice.is_reached
+    assert all(step.slower < -0.01 for step in advice.changes)
+    assert "tf32" not in {step.change for step in advice.changes}
+
+
 def test_the_advice_is_a_table_with_lines_of_python(printed, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     words = f"advise {MODEL} --batch-size {BATCH} --device {DEVICE} --precision fp32"
@@ -166,3 +226,8 @@ def test_wrong_questions_give_one_line(refusal):
     refusal("advise resnet9000")
     assert "max memory is '38'" in refusal("check test_vit --max-memory 38")
     assert "epochs" in refusal("check test_vit --max-hours 3")
+    assert "above 0" in refusal("check test_vit --max-hours -3 --epochs 1 --samples 1000")
+    with pytest.raises(InputError, match="phase is 'infer'"):
+        trappm.advise("test_vit", phase="infer")
+    with pytest.raises(InputError, match="max memory is 38"):
+        trappm.check("test_vit", max_memory=38)

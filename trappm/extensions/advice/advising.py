@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 from trappm.extensions.advice import changes
 from trappm.extensions.advice.changes import AS_IT_IS, Change
 from trappm.extensions.advice.checkpoints import plan_checkpoints
+from trappm.extensions.advice.guard import check_limit_of_run
 from trappm.prediction import cost
 from trappm.prediction.comparison import cheapest_usd
 from trappm.prediction.fit import MemoryAnswer
@@ -30,7 +32,7 @@ from trappm.prediction.selection import (
     precision_gap,
     read_manifests,
 )
-from trappm.profiler.devices.catalogue import card_capacity_mib
+from trappm.profiler.devices.catalogue import arithmetic_of, card_capacity_mib
 from trappm.profiler.errors import InputError, TrappmError, UnsupportedModelError
 from trappm.profiler.host.environment import independent_of_caller
 from trappm.profiler.models.known_names import is_file, refuse_unknown
@@ -91,6 +93,8 @@ class Advice:
     """Changes that reach the goal, those on the same card first; if none does, all of them."""
     is_reached: bool
     """True if these reach the goal, or the step does as it is."""
+    has_batch_norm: bool = False
+    """True if the model may have batch norms, which see the samples of one pass on one GPU."""
     remarks: tuple[str, ...] = ()
     """Why changes were not tried."""
 
@@ -167,14 +171,13 @@ def advise(
             `accumulation`, `snapshot`, `epochs`, `samples`, `usd_per_hour`.
 
     Raises:
-        InputError: The device is no GPU, or a limit has no run.
+        InputError: The device is no GPU, a limit has no run, or the phase is not training.
         UnsupportedModelError: Memory or step time of the step as it is are not predicted.
         TrappmError: As `trappm.predict`.
     """
-    if max_hours is not None and not (max_hours > 0 and settings.get("epochs")):
-        raise InputError(
-            f"max hours is {max_hours:g}; it must be above 0, and a run needs epochs and samples"
-        )
+    if (phase := settings.pop("phase", Phase.TRAIN)) != Phase.TRAIN:
+        raise InputError(f"phase is {phase!r}, but advice is about training; leave phase out")
+    check_limit_of_run("max hours", max_hours, settings.get("epochs"))
     selection = Selection(Question(phase=Phase.TRAIN, batch_size=batch_size, **settings))
     [key] = selection.device_keys(device, None)
     if card_capacity_mib(key) is None:
@@ -206,6 +209,7 @@ def advise(
         max_hours=max_hours,
         changes=tuple(sorted(reaching or steps, key=lambda s: (s.is_other_hardware, s.slower))),
         is_reached=bool(reaching),
+        has_batch_norm=search.has_batch_norm,
         remarks=tuple(search.remarks),
     )
 
@@ -253,13 +257,14 @@ class _Search:
 
     def steps(self) -> list[AdvisedStep]:
         """Return the changed steps that are in some way better than the step as it is."""
-        steps = list[AdvisedStep]()
+        as_it_is = self._advised(self.before, change="", run=self.before.run)
+        steps = [as_it_is]
         for change in self._changes():
             with self._noting(change.name):
                 made = self._fitted(change)
                 if made is not None and not any(_is_no_better(made, step) for step in steps):
                     steps.append(made)
-        return [*steps, *self._on_several_gpus(), *self._on_other_cards()]
+        return [*steps[1:], *self._on_several_gpus(), *self._on_other_cards()]
 
     def _changes(self) -> Iterator[Change]:
         """Yield the changes to try on the same card."""
@@ -269,13 +274,27 @@ class _Search:
             yield from changes.loop_changes(before)
             with self._noting("checkpoints"):
                 yield self._checkpoints()
-        able = [p for p in Precision if precision_gap(before.card or before.device, p) is None]
+        card = before.card or before.device
+        now = arithmetic_of(card, Precision(before.precision))
+        able = [
+            precision
+            for precision in Precision
+            if precision_gap(card, precision) is None and arithmetic_of(card, precision) != now
+        ]
         yield from changes.precision_changes(before, able)
-        yield from changes.adapter_changes(before.model)
+        with self._noting("adapters"):
+            yield from changes.adapter_changes(before.model)
         if asked.max_hours is not None:
             yield changes.COMPILED
             if (largest := before.largest_batch or 0) >= 2 * before.batch_size:
                 yield changes.larger_batch(before.batch_size, largest)
+
+    @cached_property
+    def has_batch_norm(self) -> bool:
+        """True if a pass or a GPU with fewer samples is another training: of batch norms."""
+        before = self.before
+        trace = self.asked.subject.trace(before.settings, Phase.TRAIN, before.batch_size)
+        return trace.kernels is None or trace.kernels.has_batch_norm
 
     def _checkpoints(self) -> Change:
         """Return the cheapest plan of blocks to checkpoint; raises as `plan_checkpoints`."""
@@ -320,7 +339,7 @@ class _Search:
             change=", ".join(parts),
             run=step.run,
             python=python,
-            is_same_training=change.is_same_training,
+            is_same_training=change.is_same_training and not (is_divided and self.has_batch_norm),
             blocks=change.blocks,
         )
 
@@ -363,6 +382,7 @@ class _Search:
             return None
         before, settings = self.before, self.asked.settings
         is_divided = before.batch_size % gpus == 0
+        loop = before.loop and replace(before.loop, accumulation_steps=1)
         [step], _ = scaling(
             [self.asked.subject],
             [self.asked.device],
@@ -372,7 +392,7 @@ class _Search:
             batch_size=before.batch_size // gpus if is_divided else before.batch_size,
             precision=before.precision,
             memory_format=before.memory_format,
-            optimizer=before.optimizer,
+            optimizer=loop or before.optimizer,
             snapshot=settings.get("snapshot"),
         )
         run = None
@@ -392,7 +412,7 @@ class _Search:
             gpus,
             change=f"{strategy} on {gpus} GPUs",
             run=run,
-            is_same_training=is_divided,
+            is_same_training=is_divided and not self.has_batch_norm,
             is_other_hardware=True,
             python=changes.sharing(strategy, gpus, step.batch_size),
         )

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from trappm.prediction.models import name_and_size
 from trappm.prediction.question import loop_of
 from trappm.profiler.memory.simulation import Implementation, TrainingLoop
 from trappm.profiler.models.known_names import is_prefixed
@@ -30,6 +31,13 @@ _AUTOCAST: Mapping[str, str] = {
     Precision.AMP_BF16: "torch.bfloat16",
     Precision.AMP_FP16: "torch.float16",
 }
+
+
+_CAST = (
+    "from torch.utils._pytree import tree_map_only",
+    "cast = lambda each: each.bfloat16() if each.is_floating_point() else each",
+)
+"""Lines for a cast of the floating-point tensors of a batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,9 +112,18 @@ def _with_momentum(loop: TrainingLoop) -> TrainingLoop:
 
 
 def precision_changes(step: Prediction, able: Sequence[Precision]) -> list[Change]:
-    """Return the precisions with fewer bits, of those that the card can run."""
+    """Return the precisions with fewer bits.
+
+    Args:
+        step: The step as it is.
+        able: Precisions that the card can run, and in which it computes otherwise than now.
+    """
+    convolutions = "torch.backends.cudnn.allow_tf32 = True"
+    products = 'torch.set_float32_matmul_precision("high")'
+    is_strict = step.precision == Precision.FP32_STRICT
     lines = {
-        Precision.TF32: ('torch.set_float32_matmul_precision("high")',),
+        Precision.FP32: (convolutions,),
+        Precision.TF32: (convolutions, products) if is_strict else (products,),
         Precision.AMP_BF16: (),
         Precision.AMP_FP16: ("scaler = torch.amp.GradScaler()",),
         Precision.BF16: ("model = model.to(torch.bfloat16)",),
@@ -114,7 +131,7 @@ def precision_changes(step: Prediction, able: Sequence[Precision]) -> list[Chang
     wanted = [Precision.BF16]
     if Precision(step.precision).types is Precision.FP32:
         amp = Precision.AMP_BF16 if Precision.AMP_BF16 in able else Precision.AMP_FP16
-        wanted = [Precision.TF32, amp, Precision.BF16]
+        wanted = [*[Precision.FP32] * is_strict, Precision.TF32, amp, Precision.BF16]
     return [
         Change(
             name=precision.value,
@@ -123,22 +140,29 @@ def precision_changes(step: Prediction, able: Sequence[Precision]) -> list[Chang
             is_same_training=False,
         )
         for precision in wanted
-        if precision in able and step.precision != precision
+        if precision in able
     ]
 
 
 def adapter_changes(model: str) -> list[Change]:
-    """Return LoRA for a transformer by name that is trained as a whole, with 4 bits second."""
+    """Return LoRA for a transformer by name that is trained as a whole, with 4 bits second.
+
+    Raises:
+        InputError: The model cannot be built, such as without transformers.
+    """
     options = model.split(",")[1:]
     trained = ("lora=", "qlora=", "int", "frozen=")
     if not is_prefixed(model) or any(option.startswith(trained) for option in options):
         return []
+    from trappm.profiler.models.on_meta import on_meta
+
+    class_name = type(on_meta(*name_and_size(model, None))).__name__
     config = f"peft.LoraConfig(r={LORA_RANK})"
     lora = f"model = peft.get_peft_model(model, {config})"
     quantized = (
         "bits = transformers.BitsAndBytesConfig(load_in_4bit=True,",
         "                                       bnb_4bit_use_double_quant=True)",
-        "model = transformers.AutoModelForCausalLM.from_pretrained(",
+        f"model = transformers.{class_name}.from_pretrained(",
         "    name, quantization_config=bits)",
         "model = peft.prepare_model_for_kbit_training(model)",
     )
@@ -195,8 +219,8 @@ def checkpoint_change(blocks: Sequence[str], count: int, subject: Subject) -> Ch
 
 
 def is_of_loop(precision: str, before: str) -> bool:
-    """Return whether a change of the precision is one of the training loop, by autocast."""
-    return precision in _AUTOCAST and precision != before
+    """Return whether a change of the precision is one of the training loop: autocast, or casts."""
+    return precision != before and not Precision(precision).is_fp32
 
 
 def training_loop(precision: str, batch_size: int, passes: int) -> tuple[str, ...]:
@@ -204,12 +228,15 @@ def training_loop(precision: str, batch_size: int, passes: int) -> tuple[str, ..
     is_scaled, half = precision == Precision.AMP_FP16, _AUTOCAST.get(precision)
     loss = f"loss = loss_of(model, batch){f' / {passes}' if passes > 1 else ''}"
     lines = [loss] if half is None else [f'with torch.autocast("cuda", {half}):', f"    {loss}"]
+    if precision == Precision.BF16:
+        lines.insert(0, "batch = tree_map_only(torch.Tensor, cast, batch)")
     lines.append("scaler.scale(loss).backward()" if is_scaled else "loss.backward()")
     update = ["scaler.step(optimizer)", "scaler.update()"] if is_scaled else ["optimizer.step()"]
     update.append("optimizer.zero_grad()")
     if passes > 1:
         update = [f"if number % {passes} == 0:", *(f"    {line}" for line in update)]
     return (
+        *(_CAST if precision == Precision.BF16 else ()),
         f"loader = DataLoader(dataset, batch_size={batch_size})",
         "for number, batch in enumerate(loader, 1):",
         *(f"    {line}" for line in (*lines, *update)),

@@ -128,10 +128,7 @@ def check(
         InputError: A limit is wrong or has no run, or the step cannot be predicted at all.
     """
     for name, most in (("max hours", max_hours), ("max cost", max_cost)):
-        if most is not None and not (most > 0 and question.get("epochs")):
-            raise InputError(
-                f"{name} is {most:g}; it must be above 0, and a run needs epochs and samples"
-            )
+        check_limit_of_run(name, most, question.get("epochs"))
     most_mib = None if max_memory is None else _memory_mib(max_memory)
     try:
         step = predict(model, **question)
@@ -160,6 +157,18 @@ def check(
     return Check(prediction=step, limits=tuple(limits))
 
 
+def check_limit_of_run(name: str, most: float | None, epochs: int | None) -> None:
+    """Raise InputError if a limit of the run is not above 0, or the question has no run."""
+    if most is None:
+        return
+    if not (isinstance(most, int | float) and most > 0):
+        raise InputError(f"{name} is {most!r}; it must be a number above 0")
+    if epochs is None:
+        raise InputError(
+            f"{name} is a limit of a run, whose length is unknown; add epochs and samples"
+        )
+
+
 def _limit(
     name: str, unit: str, most: float, values: Sequence[float] | None, reason: str | None
 ) -> Limit:
@@ -171,7 +180,7 @@ def _limit(
 
 def _memory_mib(text: str) -> float:
     """Return the MiB of a size such as `38GiB` or `40 GB`; raises InputError for another text."""
-    match = _SIZE.fullmatch(text)
+    match = _SIZE.fullmatch(str(text))
     if match is None or not float(match[1]):
         raise InputError(f"max memory is {text!r}; give a number and a unit, such as 38GiB")
     unit = match[2].lower()

@@ -32,7 +32,7 @@ def print_advice(advice: Advice, *, explain: bool = False) -> None:
             print_line(f"\n{step.change}:", style="bold")
             for line in step.python:
                 print_line(f"    {line}")
-    if any(step.blocks for step in shown):
+    if advice.has_batch_norm and any(step.blocks for step in shown):
         print_line("A batch norm in a checkpointed block updates its statistics twice per step.")
     print_notes([*advice.remarks, *advice.before.remarks], explain=explain)
 
