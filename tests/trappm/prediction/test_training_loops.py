@@ -113,7 +113,7 @@ def test_a_step_of_n_passes_has_one_optimizer_step(device, optimizer):
         for n in (1, 2, 8)
     )
     per_pass = two.step_time_ms - one.step_time_ms
-    assert 0.5 * one.step_time_ms < per_pass <= one.step_time_ms
+    assert 0.5 * one.step_time_ms < per_pass < one.step_time_ms  # without the optimizer
     assert eight.step_time_ms == pytest.approx(one.step_time_ms + 7 * per_pass)
     assert eight.samples_per_s == pytest.approx(8 * 16 * 1000 / eight.step_time_ms)
     assert eight.run.steps * 8 == one.run.steps
