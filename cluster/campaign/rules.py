@@ -160,8 +160,8 @@ def next_job(
 
     >>> plan = CampaignPlan(devices=("a100",), shares={"a100": [16, 16, 8]}, one_at_a_time=False)
     >>> begun = Standing(
-    ...     state="running", rounds=[], pending=[], attempts={}, seconds={}, labels=0,
-    ...     has_pool=True, is_enough=False,
+    ...     state="running", rounds=[], pending=[], attempts={}, seconds={}, measured={},
+    ...     labels=0, has_pool=True, is_enough=False,
     ... )
     >>> next_job(begun, plan, LearnerState(is_ready=True), {"a100": 8})
     Choose(device='a100', round_number=0, count=16)
@@ -482,6 +482,7 @@ def seconds_to_go(
     """Return the expected seconds to the end of a campaign; None before the first measurement.
 
     The time of a configuration is that of all its attempts, as many fail on a busy machine.
+    Labels from earlier campaigns took no time here, so they do not count.
     """
     attempts = sum(standing.attempts.values())
     if not attempts:
@@ -491,12 +492,12 @@ def seconds_to_go(
         pending[part.device] += part.waiting + part.leased
     for known in standing.rounds:
         planned.update(known.planned)
-    ended = planned - pending
-    overall_s = sum(standing.seconds.values()) / (ended.total() or attempts)
+    measured = sum(standing.measured.values())
+    overall_s = sum(standing.seconds.values()) / (measured or attempts)
     total_s = 0.0
     for device in spec.devices.keys:
-        count = ended[device] or standing.attempts.get(device)
-        each_s = standing.seconds[device] / count if count else overall_s
+        own_s = standing.seconds_per_configuration(device)
+        each_s = overall_s if own_s is None else own_s
         to_come = max(spec.budget(device) - planned[device], 0) + pending[device]
         total_s += each_s * to_come / max(1, workers.get(device, 0))
     open_rounds = 2 + spec.rounds.count - sum(known.is_closed for known in standing.rounds)

@@ -48,7 +48,7 @@ def planned(number, closed=False, **devices):
 def standing(*rounds, pending=(), **changes):
     fields = {
         "state": CampaignState.RUNNING, "rounds": rounds, "attempts": {}, "seconds": {},
-        "labels": 0, "has_pool": True, "is_enough": False,
+        "measured": {}, "labels": 0, "has_pool": True, "is_enough": False,
     }  # fmt: skip
     return Standing(pending=[Pending(*part) for part in pending], **(fields | changes))
 
