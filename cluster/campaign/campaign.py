@@ -60,7 +60,7 @@ from trappm.cluster.campaign.training import (
     unfit_to_publish,
 )
 from trappm.cluster.campaign.workers import Finished, HostChecks, Worker
-from trappm.cluster.spec import CampaignBudget, CampaignSpec, runs_nothing
+from trappm.cluster.spec import CampaignBudget, CampaignSpec, budget_seconds, runs_nothing
 from trappm.profiler.devices.catalogue import known_spec
 from trappm.profiler.errors import CampaignError, StoreError, TrappmError
 from trappm.profiler.host.environment import stack_fingerprint
@@ -666,7 +666,8 @@ class CampaignRunner:
                 f"trappm campaign resume {self.id} --retry-failed --outcome "
                 f"{max(outcomes, key=outcomes.__getitem__, default='error')}"
             )
-        spent = Spent(standing.labels, sum(standing.seconds.values()), datetime.now(UTC))
+        seconds = budget_seconds(standing.seconds, self._plan.devices)
+        spent = Spent(standing.labels, seconds, datetime.now(UTC))
         self._report = replace(report, left_out=self._left_out, spent=spent)
         stop = stop_by_target(self._plan.rules, report.evaluation, self.spec.devices.keys)
         if stop is not None and not standing.is_enough:

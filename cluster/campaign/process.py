@@ -245,4 +245,4 @@ def find_end(store: Store, campaign: CampaignRecord, budget: CampaignBudget) -> 
         return None
     launch = Spent(0, 0.0, datetime.fromisoformat(campaign.created_at))
     begin = spent[0] if len(spent) > 1 else launch
-    return forecast_end(budget.stop or StopRules(), begin, spent[-1], budget.total)
+    return forecast_end(budget.stop or StopRules(), begin, spent[-1], budget.total, budget.devices.keys)

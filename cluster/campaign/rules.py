@@ -38,7 +38,7 @@ from statistics import fmean
 import numpy as np
 
 from trappm.cluster.campaign.training import Judgement, Spent
-from trappm.cluster.spec import CampaignSpec, StopRules, runs_nothing
+from trappm.cluster.spec import CampaignSpec, StopRules, budget_seconds, runs_nothing
 from trappm.profiler.records import is_cpu_device, number_text
 from trappm.store.records import Standing
 
@@ -357,8 +357,8 @@ def stop_that_holds(standing: Standing, plan: CampaignPlan, now: datetime.dateti
 def _spent(standing: Standing, plan: CampaignPlan, begun: int = 0) -> Stop | None:
     """Return the first budget that is spent; measurements that run count as labels."""
     labels = standing.labels + standing.leased + begun
-    seconds = sum(standing.seconds.values())
-    for rule, limit, spent in plan.rules.budgets(labels, seconds):
+    seconds = budget_seconds(standing.seconds, plan.devices)
+    for rule, limit, spent in plan.rules.budgets(labels, seconds, plan.devices):
         if spent >= limit * (1.0 - 1e-9):  # sums of seconds are not exact
             return Stop(rule, f"{number_text(spent)} of {number_text(limit)} {rule} are spent")
     return None
@@ -412,7 +412,9 @@ def stop_by_deadline(rules: StopRules, now: datetime.datetime) -> Stop | None:
     return Stop("clock", f"it is past {_time_text(rules.ends_at)}")
 
 
-def forecast_end(rules: StopRules, begin: Spent, now: Spent, planned: int) -> CampaignEnd | None:
+def forecast_end(
+    rules: StopRules, begin: Spent, now: Spent, planned: int, devices: Sequence[str]
+) -> CampaignEnd | None:
     """Return what will end a campaign first at the pace so far; None if there is no pace yet.
 
     The pace is that since `begin`, such as the launch, and the `planned` labels of all rounds end
@@ -425,7 +427,7 @@ def forecast_end(rules: StopRules, begin: Spent, now: Spent, planned: int) -> Ca
     ends = [(float(planned), "rounds", f"the {planned} labels of all rounds will be there")]
     ends += [
         (now.labels * limit / spent, rule, f"{number_text(limit)} {rule} will be spent")
-        for rule, limit, spent in rules.budgets(now.labels, now.gpu_seconds)
+        for rule, limit, spent in rules.budgets(now.labels, now.gpu_seconds, devices)
         if spent > 0
     ]
     if rules.ends_at is not None:

@@ -75,7 +75,7 @@ class Spent:
 
     labels: int
     gpu_seconds: float
-    """Seconds of measuring, failed attempts included."""
+    """Seconds of measuring that the stop rule `gpu_hours` limits, failed attempts included."""
     at: datetime.datetime
 
 
