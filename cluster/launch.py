@@ -15,12 +15,11 @@ from trappm.cluster.campaign.process import (
     STOP_S,
     Follower,
     Progress,
-    find_stop,
     follow,
     has_live_owner,
     mark_running,
 )
-from trappm.cluster.campaign.rules import stop_by_deadline
+from trappm.cluster.campaign.rules import find_stop, stop_by_deadline
 from trappm.cluster.ray_runtime import (
     ACCELERATOR_LABEL,
     CAMPAIGN_ACTOR,

@@ -59,7 +59,7 @@ from trappm.cluster.campaign.training import (
     training_reports,
     unfit_to_publish,
 )
-from trappm.cluster.campaign.workers import Finished, HostChecks, Worker
+from trappm.cluster.campaign.workers import Finished, Worker, WorkerChecks
 from trappm.cluster.spec import CampaignBudget, CampaignSpec, budget_seconds, runs_nothing
 from trappm.profiler.devices.catalogue import known_spec
 from trappm.profiler.errors import CampaignError, StoreError, TrappmError
@@ -127,7 +127,7 @@ class CampaignRunner:
         self.protocol = self.spec.measuring_protocol
         self._plan = plan_of(self.spec, self.profilers.traces_elsewhere)
         self._planner = Planner(self.store, self.id, self.spec)
-        self._checks = HostChecks(self.store, self.id, self.spec.canary, self.clock)
+        self._checks = WorkerChecks(self.store, self.id, self.spec.canary, self.clock)
         self._workers: dict[str, Worker] = {}
         """Workers by name, the longest idle first."""
         self._adopted: set[tuple[str, str]] = set()

@@ -1,6 +1,7 @@
 """The rules of a campaign: its next job, its end, and its share of GPUs.
 
-All are pure functions of what SQL says and of what the campaign's learner knows.
+They are pure functions of the campaign in the label store and of its learner's state. Only
+`find_stop` and `find_end` read the store themselves.
 
     no pool  -> MakePool: trace a step of each model
              -> Prepare: trace the other steps, train the encoder
@@ -22,8 +23,8 @@ measurement, the deadline once per second.
 A campaign takes as many GPUs of a kind as it has work for, up to its `max_workers`. When others
 have work for the same kind, each has an equal share. A campaign that has more than its share gives
 a GPU up, once its measurement has ended, for each one that another campaign lacks of its own share.
-So no GPU is idle while anybody has work for it, and the second of two campaigns begins within a
-measurement of the first.
+So no GPU is idle while any campaign has work for it, and the second of two campaigns begins within
+a measurement of the first.
 """
 
 from __future__ import annotations
@@ -37,9 +38,17 @@ from statistics import fmean
 
 import numpy as np
 
-from trappm.cluster.campaign.training import Judgement, Spent
-from trappm.cluster.spec import CampaignSpec, StopRules, budget_seconds, runs_nothing
+from trappm.cluster.campaign.training import Judgement, Spent, training_reports
+from trappm.cluster.spec import (
+    CampaignBudget,
+    CampaignSpec,
+    StopRules,
+    budget_seconds,
+    runs_nothing,
+)
 from trappm.profiler.records import is_cpu_device, number_text
+from trappm.store import AssignmentState, CampaignRecord, Store
+from trappm.store.campaigns import STOP_EVENT
 from trappm.store.records import Standing
 
 MIN_ERROR_PERCENT = 1e-3
@@ -437,6 +446,29 @@ def forecast_end(
     at_labels = max(at_labels, now.labels)
     wait = datetime.timedelta(seconds=(at_labels - now.labels) * label_s)
     return CampaignEnd(rule, reason, holds=False, labels=round(at_labels), at=now.at + wait)
+
+
+def find_stop(store: Store, campaign_id: str) -> Stop | None:
+    """Return the stop rule that has ended a campaign; None if none has."""
+    events = store.campaigns.events(campaign_id, kind=STOP_EVENT)
+    return next((Stop(e.message["rule"], e.message["told"]) for e in events), None)
+
+
+def find_end(store: Store, campaign: CampaignRecord, budget: CampaignBudget) -> CampaignEnd | None:
+    """Return the stop rule that ended a campaign, else a forecast, else None (no pace yet)."""
+    held = find_stop(store, campaign.id)
+    if held is not None:
+        counts = store.assignments.counts(campaign.id).values()
+        unmeasured = sum(states.get(AssignmentState.OPEN, 0) for states in counts)
+        return CampaignEnd(held.rule, held.reason, holds=True, unmeasured=unmeasured)
+    spent = [r.spent for r in training_reports(store, campaign.id) if r.spent is not None]
+    if not spent:
+        return None
+    launch = Spent(0, 0.0, datetime.datetime.fromisoformat(campaign.created_at))
+    begin = spent[0] if len(spent) > 1 else launch
+    return forecast_end(
+        budget.stop or StopRules(), begin, spent[-1], budget.total, budget.devices.keys
+    )
 
 
 def _time_text(at: datetime.datetime) -> str:

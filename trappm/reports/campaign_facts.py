@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
 
-from trappm.cluster.campaign.process import find_end, find_stop, has_live_owner
-from trappm.cluster.campaign.rules import CampaignEnd
+from trappm.cluster.campaign.process import has_live_owner
+from trappm.cluster.campaign.rules import CampaignEnd, find_end, find_stop
 from trappm.cluster.campaign.training import TrainingReport
 from trappm.cluster.launch import LOST, RETRIED
 from trappm.cluster.spec import CampaignBudget, runs_nothing
