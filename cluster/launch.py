@@ -11,17 +11,15 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from trappm.cluster.campaign.planner import check_budget, check_stop, drop_refused, pool_of
 from trappm.cluster.campaign.process import (
     STOP_S,
     Follower,
     Progress,
-    find_stop,
     follow,
     has_live_owner,
     mark_running,
 )
-from trappm.cluster.campaign.rules import stop_by_deadline
+from trappm.cluster.campaign.rules import find_stop, stop_by_deadline
 from trappm.cluster.ray_runtime import (
     ACCELERATOR_LABEL,
     CAMPAIGN_ACTOR,
@@ -101,6 +99,13 @@ def check_spec(store: Store, spec: CampaignSpec, address: str | None) -> None:
 
 def spec_faults(store: Store, spec: CampaignSpec, address: str | None) -> Iterator[TrappmError]:
     """Yield all faults of a campaign that can be found before it starts."""
+    from trappm.cluster.campaign.planner import (  # imports torch
+        check_budget,
+        check_stop,
+        drop_refused,
+        pool_of,
+    )
+
     devices = spec.devices.keys
     checks: list[Callable[[], object]] = [
         *(partial(_check_device, device, address) for device in devices),
@@ -147,6 +152,8 @@ def _check_canary(spec: CampaignSpec, device: str) -> None:
 
 def plan_lines(spec: CampaignSpec, store: Store) -> list[str]:
     """Return what a campaign of this file would run, for people."""
+    from trappm.cluster.campaign.planner import check_budget, drop_refused, pool_of  # imports torch
+
     pool = drop_refused(pool_of(spec, store), store)
     held_out = check_budget(spec, pool)
     lines = [

@@ -167,7 +167,7 @@ class StopRules(BaseModel):
     labels: PositiveInt | None = None
     """Number of labels on all devices, the evaluation set included."""
     gpu_hours: PositiveFloat | None = None
-    """Hours of measuring on all devices, failed attempts included."""
+    """Hours of measuring on GPUs, failed attempts included; on CPUs if all devices are CPUs."""
     price_per_gpu_hour: PositiveFloat | None = None
     """Price of a GPU for an hour, in any currency; only reported."""
     ends_at: AwareDatetime | None = None
@@ -180,13 +180,37 @@ class StopRules(BaseModel):
             raise ValueError(f"no metric {unknown[0]!r}; there are: {', '.join(METRICS)}")
         return targets
 
-    def budgets(self, labels: int, gpu_seconds: float) -> list[tuple[str, float, float]]:
-        """Return name, limit and amount spent of each budget."""
+    def budgets(
+        self, labels: int, seconds: float, devices: Sequence[str]
+    ) -> list[tuple[str, float, float]]:
+        """Return name, limit and amount spent of each budget.
+
+        Args:
+            labels: Number of labels.
+            seconds: Seconds of measuring, as from `budget_seconds`.
+            devices: Device keys of the campaign.
+        """
+        hours = "CPU-hours" if _are_cpus(devices) else "GPU-hours"
         known = (
             ("labels", self.labels, float(labels)),
-            ("GPU-hours", self.gpu_hours, gpu_seconds / 3600),
+            (hours, self.gpu_hours, seconds / 3600),
         )
         return [(name, float(limit), spent) for name, limit, spent in known if limit is not None]
+
+
+def budget_seconds(seconds: Mapping[str, float], devices: Sequence[str]) -> float:
+    """Return the seconds of measuring that `gpu_hours` limits.
+
+    Args:
+        seconds: Seconds of measuring by device key.
+        devices: Device keys of the campaign.
+    """
+    on_cpus = _are_cpus(devices)
+    return sum(own_s for device, own_s in seconds.items() if is_cpu_device(device) == on_cpus)
+
+
+def _are_cpus(devices: Sequence[str]) -> bool:
+    return all(map(is_cpu_device, devices))
 
 
 class CampaignBudget(BaseModel):

@@ -149,6 +149,12 @@ class Campaigns(Repository):
                 campaign_id,
             ).group_by(DeviceRow.key)
         ).all()
+        measured = session.execute(  # from assignments: joining attempts to them would be slow
+            select(row.device_key, func.count())
+            .where(row.campaign_id == campaign_id, row.attempts > row.losses)
+            .where(row.state.in_([AssignmentState.DONE, AssignmentState.FAILED]))
+            .group_by(row.device_key)
+        )
         labels = select(func.count(AssignmentLabelRow.assignment_id)).join(
             AssignmentRow, AssignmentRow.id == AssignmentLabelRow.assignment_id
         )
@@ -160,6 +166,7 @@ class Campaigns(Repository):
             pending=[Pending(*part) for part in pending],
             attempts={device: count for device, count, _ in attempts},
             seconds={device: float(seconds) for device, _, seconds in attempts},
+            measured=dict(measured.tuples().all()),
             labels=session.scalar(labels.where(row.campaign_id == campaign_id)) or 0,
             has_pool=session.scalar(pool) is not None,
             is_enough=session.scalar(enough) is not None,
@@ -246,13 +253,6 @@ class Campaigns(Repository):
         for device, outcome, count in session.execute(query.group_by(*place).order_by(*place)):
             counts.setdefault(device, {})[outcome.value] = count
         return counts
-
-    @reading
-    def measuring_seconds_by_device(self, session: Session, campaign_id: str) -> dict[str, float]:
-        """Return the duration of a campaign's attempts by device key, failed ones included."""
-        query = select(DeviceRow.key, func.sum(MeasurementRow.duration_s))
-        query = _attempts(query, campaign_id).group_by(DeviceRow.key)
-        return {device: float(seconds) for device, seconds in session.execute(query)}
 
     @reading
     def label_counts(self, session: Session, campaign_id: str | None = None) -> dict[str, int]:

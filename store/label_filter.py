@@ -148,8 +148,8 @@ class LabelFilter:
         }
         for name, allowed in choices.items():
             value = getattr(self, name)
-            if value is not None and value not in allowed:
-                raise InputError(f"{name} is {value!r}; it must be one of {', '.join(allowed)}")
+            if value is not None:
+                _check_choice(name, value, allowed)
         for name in ("batch_size", "input_size"):
             value = getattr(self, name)
             if value is not None and not 0 < value <= MAX_INTEGER:
@@ -158,4 +158,12 @@ class LabelFilter:
             if text is not None:
                 point_in_time(text)
         if self.where is not None:
-            comparisons(self.where)
+            columns = {**choices, "outcome": list(Outcome)}
+            for name, _, value in comparisons(self.where):
+                if name in columns and name != "metric":  # which is no column
+                    _check_choice(name, value, columns[name])
+
+
+def _check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise InputError(f"{name} is {value!r}; it must be one of {', '.join(allowed)}")

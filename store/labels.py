@@ -173,8 +173,11 @@ def _condition(columns: Columns, comparison: Comparison) -> ColumnElement[bool]:
     _check_names("compare", [name], columns)
     compare, column = _OPERATORS[sign], columns[name]
     if name in _TIMES:
-        moment = point_in_time(text, end_of_day=sign in {"<=", ">"})
-        return compare(column, moment)
+        begin, end = point_in_time(text), point_in_time(text, end_of_day=True)
+        if sign in _EQUALITIES:  # a date is the whole day
+            is_within = column.between(begin, end)
+            return ~is_within if sign == "!=" else is_within
+        return compare(column, end if sign in {"<=", ">"} else begin)
     if name in (*NUMBERS, *_INTEGERS):
         try:
             number = float(text)
@@ -184,7 +187,7 @@ def _condition(columns: Columns, comparison: Comparison) -> ColumnElement[bool]:
             raise InputError(f"cannot compare {name} with {text!r}; give a number, such as 100")
         # A number of its own type: PostgreSQL would round it to that of the column.
         return compare(column, literal(number, Float))
-    if sign not in {"=", "==", "!="}:
+    if sign not in _EQUALITIES:
         raise InputError(f"cannot compare {name} by {sign}, because it is text; use = or !=")
     # As text, because an enumeration refuses unknown values.
     return compare(cast(column, String), text)
@@ -218,12 +221,20 @@ def refuse_unknown_names(session: Session, wanted: LabelFilter) -> None:
         if len(matches) > 1:
             raise InputError(f"campaign {name!r} may be {' or '.join(matches[:10])}; name one")
         if not matches:
-            raise InputError(f"the label store knows no {what} {name!r}; {nearest(name, known)}")
+            raise _unknown_name(what, name, known)
+    for what, _, name in comparisons(wanted.where) if wanted.where is not None else ():
+        if what in columns and name not in (known := list_names(session, columns[what])):
+            raise _unknown_name(what, name, known)
+
+
+def _unknown_name(what: str, name: str, known: Sequence[str]) -> InputError:
+    return InputError(f"the label store knows no {what} {name!r}; {nearest(name, known)}")
 
 
 NUMBERS = (*METRICS, "memory_above_mib", "energy_j", "duration_s")
 _INTEGERS = ("id", "batch_size", "input_size")
 _TIMES = ("created_at", "started_at")
+_EQUALITIES = ("=", "==", "!=")
 _OPERATORS: Mapping[str, Callable[[Any, Any], ColumnElement[bool]]] = {
     "=": operator.eq, "==": operator.eq, "!=": operator.ne,
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,

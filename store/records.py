@@ -178,6 +178,8 @@ class Standing:
     """Number of attempts by device, failed ones included."""
     seconds: Mapping[str, float]
     """Duration of these attempts by device."""
+    measured: Mapping[str, int]
+    """Number of ended assignments by device that have such an attempt; adopted labels have none."""
     labels: int
     """Number of assignments with a label."""
     has_pool: bool
@@ -194,6 +196,15 @@ class Standing:
         """Number of ended assignments; one that was planned again counts for each round."""
         planned = sum(sum(part.planned.values()) for part in self.rounds)
         return planned - sum(part.waiting + part.leased for part in self.pending)
+
+    def seconds_per_configuration(self, device: str) -> float | None:
+        """Return the mean measuring time of a configuration, with all its attempts.
+
+        While no configuration of the device has ended, each attempt counts as one. The result is
+        None before the first attempt.
+        """
+        count = self.measured.get(device) or self.attempts.get(device)
+        return self.seconds[device] / count if count else None
 
 
 @dataclass(frozen=True, kw_only=True)

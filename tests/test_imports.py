@@ -36,6 +36,8 @@ HEAVY = {
         ("trappm.profiler.records", HEAVY),
         ("trappm.store", HEAVY),
         ("trappm.prediction.answer", {"scipy"}),
+        ("trappm.cluster.campaign.rules", {"torch", "ray"}),
+        ("trappm.cluster.launch", {"torch", "ray"}),  # for pause, cancel and resume
     ],
 )
 def test_quick_imports_load_nothing_heavy(module, heavy):

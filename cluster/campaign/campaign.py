@@ -59,8 +59,8 @@ from trappm.cluster.campaign.training import (
     training_reports,
     unfit_to_publish,
 )
-from trappm.cluster.campaign.workers import Finished, HostChecks, Worker
-from trappm.cluster.spec import CampaignBudget, CampaignSpec, runs_nothing
+from trappm.cluster.campaign.workers import Finished, Worker, WorkerChecks
+from trappm.cluster.spec import CampaignBudget, CampaignSpec, budget_seconds, runs_nothing
 from trappm.profiler.devices.catalogue import known_spec
 from trappm.profiler.errors import CampaignError, StoreError, TrappmError
 from trappm.profiler.host.environment import stack_fingerprint
@@ -127,7 +127,7 @@ class CampaignRunner:
         self.protocol = self.spec.measuring_protocol
         self._plan = plan_of(self.spec, self.profilers.traces_elsewhere)
         self._planner = Planner(self.store, self.id, self.spec)
-        self._checks = HostChecks(self.store, self.id, self.spec.canary, self.clock)
+        self._checks = WorkerChecks(self.store, self.id, self.spec.canary, self.clock)
         self._workers: dict[str, Worker] = {}
         """Workers by name, the longest idle first."""
         self._adopted: set[tuple[str, str]] = set()
@@ -666,7 +666,8 @@ class CampaignRunner:
                 f"trappm campaign resume {self.id} --retry-failed --outcome "
                 f"{max(outcomes, key=outcomes.__getitem__, default='error')}"
             )
-        spent = Spent(standing.labels, sum(standing.seconds.values()), datetime.now(UTC))
+        seconds = budget_seconds(standing.seconds, self._plan.devices)
+        spent = Spent(standing.labels, seconds, datetime.now(UTC))
         self._report = replace(report, left_out=self._left_out, spent=spent)
         stop = stop_by_target(self._plan.rules, report.evaluation, self.spec.devices.keys)
         if stop is not None and not standing.is_enough:

@@ -369,7 +369,8 @@ def _least_mib(configuration: Configuration, key: TraceKey, made: Trace | Refusa
     if not isinstance(made, Trace) or made.allocations is None:
         return 0.0
     memory = memory_of(made, configuration.batch_size, configuration.optimizer)
-    return memory.live_mib * (1.0 if configuration.precision is key.settings.precision else 0.5)
+    has_types_of_trace = configuration.precision.types is key.settings.precision
+    return memory.live_mib * (1.0 if has_types_of_trace else 0.5)
 
 
 def _pair(key: TraceKey) -> Pair:

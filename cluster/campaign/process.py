@@ -9,7 +9,7 @@ was killed is replaced once it has been silent for `SILENT_S`.
     follow: read the store    <-- write activity, events and attempts into the store
 
 `trappm campaign launch` starts a campaign and follows it; `trappm campaign status --follow` only
-follows. Neither asks the process itself, so it does not matter where it runs.
+follows. Neither contacts the process itself, so it does not matter where it runs.
 """
 
 from __future__ import annotations
@@ -22,16 +22,11 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import datetime
 from typing import TypeVar
 
-from trappm.cluster.campaign.rules import CampaignEnd, Stop, forecast_end
-from trappm.cluster.campaign.training import Spent, training_reports
-from trappm.cluster.spec import CampaignBudget, StopRules
 from trappm.profiler.errors import CampaignError, StoreError
 from trappm.profiler.records import Outcome
 from trappm.store import (
-    AssignmentState,
     CampaignRecord,
     CampaignState,
     NotOwnerError,
@@ -39,7 +34,6 @@ from trappm.store import (
     Store,
 )
 from trappm.store import owners as in_store
-from trappm.store.campaigns import STOP_EVENT
 from trappm.store.owners import OwnedError
 from trappm.store.records import Activity, AttemptRecord
 
@@ -49,7 +43,7 @@ STOP_S = 60.0
 POLL_S = 0.3
 
 FOLLOW_POLL_S = 0.5
-"""Seconds between two looks of somebody who follows."""
+"""Seconds between two reads of the store by a command that follows."""
 
 _Result = TypeVar("_Result")
 
@@ -69,7 +63,8 @@ def mark_running(
 ) -> None:
     """Mark a campaign as running, unless it has an owner that is alive.
 
-    An owner that was killed is waited for until it counts as silent. `tell` gets lines about it.
+    An owner that was killed is waited for until it counts as silent. `tell` is called with
+    messages about the wait.
 
     Raises:
         OwnedError: Another process runs it.
@@ -142,15 +137,15 @@ def _call_patiently(do: Callable[[], _Result], tell: Callable[[str], None]) -> _
 
 @dataclass(frozen=True)
 class Progress:
-    """Activity of a campaign and its news, for people to watch."""
+    """Activity of a campaign and its latest events, for display."""
 
     activity: Activity
     lines: tuple[str, ...] = ()
-    """News since the last look, a line each."""
+    """Events and attempts since the last read, one per line."""
 
 
 class Follower:
-    """Reads what is new of a campaign from its label store; what was there before is left out."""
+    """Reads new events and attempts of a campaign from its label store; skips all earlier ones."""
 
     def __init__(self, store: Store, campaign_id: str) -> None:
         self.id = campaign_id
@@ -160,13 +155,13 @@ class Follower:
 
     def look(self) -> tuple[CampaignRecord, Progress]:
         """Return the campaign and its progress."""
-        campaign = self._store.campaigns.get(self.id)  # first, so that no news of its end are lost
+        campaign = self._store.campaigns.get(self.id)  # first, so that no event of its end is lost
         has_ended = campaign.owner is None and campaign.state is not CampaignState.RUNNING
         activity = Activity(stage=str(campaign.state)) if has_ended else campaign.activity
         return campaign, Progress(activity, self.news())
 
     def news(self) -> tuple[str, ...]:
-        """Return the events and attempts since the last look, a line each."""
+        """Return the events and attempts since the last read, one per line."""
         events = self._store.campaigns.events(self.id, after=self._event)
         attempts = self._store.campaigns.attempts(self.id, after=self._attempt)
         self._event = max((event.id for event in events), default=self._event)
@@ -190,7 +185,7 @@ def follow(
         follower: Reads the label store.
         watch: Called with the progress.
         silent_s: Seconds for which a process may be missing, as it starts or is started again.
-        check: Called at each look; raises an error if the process is known to have failed.
+        check: Called after each read; raises an error if the process is known to have failed.
         until_begun: Return once a process runs the campaign.
 
     Raises:
@@ -225,24 +220,3 @@ def attempt_line(attempt: AttemptRecord) -> str:
         result += "" if memory is None else f", {memory:,.0f} MiB"
         result += "" if attempt.outcome is Outcome.OK else f"  {attempt.outcome}"
     return f"{attempt.device}  {attempt.configuration}  {result}"
-
-
-def find_stop(store: Store, campaign_id: str) -> Stop | None:
-    """Return the stop rule that has ended a campaign; None if none has."""
-    events = store.campaigns.events(campaign_id, kind=STOP_EVENT)
-    return next((Stop(e.message["rule"], e.message["told"]) for e in events), None)
-
-
-def find_end(store: Store, campaign: CampaignRecord, budget: CampaignBudget) -> CampaignEnd | None:
-    """Return the stop rule that ended a campaign, else a forecast, else None (no pace yet)."""
-    held = find_stop(store, campaign.id)
-    if held is not None:
-        counts = store.assignments.counts(campaign.id).values()
-        unmeasured = sum(states.get(AssignmentState.OPEN, 0) for states in counts)
-        return CampaignEnd(held.rule, held.reason, holds=True, unmeasured=unmeasured)
-    spent = [r.spent for r in training_reports(store, campaign.id) if r.spent is not None]
-    if not spent:
-        return None
-    launch = Spent(0, 0.0, datetime.fromisoformat(campaign.created_at))
-    begin = spent[0] if len(spent) > 1 else launch
-    return forecast_end(budget.stop or StopRules(), begin, spent[-1], budget.total)

@@ -169,7 +169,7 @@ class ProfilerPool:
     wait for a GPU make an autoscaler act.
 
     A node that cannot measure gets no new profiler for some time. A single faulty GPU is held by
-    its profiler, so that no other one gets it (`workers.HostChecks`).
+    its profiler, so that no other one gets it (`workers.WorkerChecks`).
     """
 
     devices: Sequence[str]

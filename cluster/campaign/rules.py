@@ -1,6 +1,7 @@
 """The rules of a campaign: its next job, its end, and its share of GPUs.
 
-All are pure functions of what SQL says and of what the campaign's learner knows.
+They are pure functions of the campaign in the label store and of its learner's state. Only
+`find_stop` and `find_end` read the store themselves.
 
     no pool  -> MakePool: trace a step of each model
              -> Prepare: trace the other steps, train the encoder
@@ -22,8 +23,8 @@ measurement, the deadline once per second.
 A campaign takes as many GPUs of a kind as it has work for, up to its `max_workers`. When others
 have work for the same kind, each has an equal share. A campaign that has more than its share gives
 a GPU up, once its measurement has ended, for each one that another campaign lacks of its own share.
-So no GPU is idle while anybody has work for it, and the second of two campaigns begins within a
-measurement of the first.
+So no GPU is idle while any campaign has work for it, and the second of two campaigns begins within
+a measurement of the first.
 """
 
 from __future__ import annotations
@@ -37,9 +38,17 @@ from statistics import fmean
 
 import numpy as np
 
-from trappm.cluster.campaign.training import Judgement, Spent
-from trappm.cluster.spec import CampaignSpec, StopRules, runs_nothing
+from trappm.cluster.campaign.training import Judgement, Spent, training_reports
+from trappm.cluster.spec import (
+    CampaignBudget,
+    CampaignSpec,
+    StopRules,
+    budget_seconds,
+    runs_nothing,
+)
 from trappm.profiler.records import is_cpu_device, number_text
+from trappm.store import AssignmentState, CampaignRecord, Store
+from trappm.store.campaigns import STOP_EVENT
 from trappm.store.records import Standing
 
 MIN_ERROR_PERCENT = 1e-3
@@ -160,8 +169,8 @@ def next_job(
 
     >>> plan = CampaignPlan(devices=("a100",), shares={"a100": [16, 16, 8]}, one_at_a_time=False)
     >>> begun = Standing(
-    ...     state="running", rounds=[], pending=[], attempts={}, seconds={}, labels=0,
-    ...     has_pool=True, is_enough=False,
+    ...     state="running", rounds=[], pending=[], attempts={}, seconds={}, measured={},
+    ...     labels=0, has_pool=True, is_enough=False,
     ... )
     >>> next_job(begun, plan, LearnerState(is_ready=True), {"a100": 8})
     Choose(device='a100', round_number=0, count=16)
@@ -357,8 +366,8 @@ def stop_that_holds(standing: Standing, plan: CampaignPlan, now: datetime.dateti
 def _spent(standing: Standing, plan: CampaignPlan, begun: int = 0) -> Stop | None:
     """Return the first budget that is spent; measurements that run count as labels."""
     labels = standing.labels + standing.leased + begun
-    seconds = sum(standing.seconds.values())
-    for rule, limit, spent in plan.rules.budgets(labels, seconds):
+    seconds = budget_seconds(standing.seconds, plan.devices)
+    for rule, limit, spent in plan.rules.budgets(labels, seconds, plan.devices):
         if spent >= limit * (1.0 - 1e-9):  # sums of seconds are not exact
             return Stop(rule, f"{number_text(spent)} of {number_text(limit)} {rule} are spent")
     return None
@@ -412,7 +421,9 @@ def stop_by_deadline(rules: StopRules, now: datetime.datetime) -> Stop | None:
     return Stop("clock", f"it is past {_time_text(rules.ends_at)}")
 
 
-def forecast_end(rules: StopRules, begin: Spent, now: Spent, planned: int) -> CampaignEnd | None:
+def forecast_end(
+    rules: StopRules, begin: Spent, now: Spent, planned: int, devices: Sequence[str]
+) -> CampaignEnd | None:
     """Return what will end a campaign first at the pace so far; None if there is no pace yet.
 
     The pace is that since `begin`, such as the launch, and the `planned` labels of all rounds end
@@ -425,7 +436,7 @@ def forecast_end(rules: StopRules, begin: Spent, now: Spent, planned: int) -> Ca
     ends = [(float(planned), "rounds", f"the {planned} labels of all rounds will be there")]
     ends += [
         (now.labels * limit / spent, rule, f"{number_text(limit)} {rule} will be spent")
-        for rule, limit, spent in rules.budgets(now.labels, now.gpu_seconds)
+        for rule, limit, spent in rules.budgets(now.labels, now.gpu_seconds, devices)
         if spent > 0
     ]
     if rules.ends_at is not None:
@@ -435,6 +446,29 @@ def forecast_end(rules: StopRules, begin: Spent, now: Spent, planned: int) -> Ca
     at_labels = max(at_labels, now.labels)
     wait = datetime.timedelta(seconds=(at_labels - now.labels) * label_s)
     return CampaignEnd(rule, reason, holds=False, labels=round(at_labels), at=now.at + wait)
+
+
+def find_stop(store: Store, campaign_id: str) -> Stop | None:
+    """Return the stop rule that has ended a campaign; None if none has."""
+    events = store.campaigns.events(campaign_id, kind=STOP_EVENT)
+    return next((Stop(e.message["rule"], e.message["told"]) for e in events), None)
+
+
+def find_end(store: Store, campaign: CampaignRecord, budget: CampaignBudget) -> CampaignEnd | None:
+    """Return the stop rule that ended a campaign, else a forecast, else None (no pace yet)."""
+    held = find_stop(store, campaign.id)
+    if held is not None:
+        counts = store.assignments.counts(campaign.id).values()
+        unmeasured = sum(states.get(AssignmentState.OPEN, 0) for states in counts)
+        return CampaignEnd(held.rule, held.reason, holds=True, unmeasured=unmeasured)
+    spent = [r.spent for r in training_reports(store, campaign.id) if r.spent is not None]
+    if not spent:
+        return None
+    launch = Spent(0, 0.0, datetime.datetime.fromisoformat(campaign.created_at))
+    begin = spent[0] if len(spent) > 1 else launch
+    return forecast_end(
+        budget.stop or StopRules(), begin, spent[-1], budget.total, budget.devices.keys
+    )
 
 
 def _time_text(at: datetime.datetime) -> str:
@@ -482,6 +516,7 @@ def seconds_to_go(
     """Return the expected seconds to the end of a campaign; None before the first measurement.
 
     The time of a configuration is that of all its attempts, as many fail on a busy machine.
+    Labels from earlier campaigns took no time here, so they do not count.
     """
     attempts = sum(standing.attempts.values())
     if not attempts:
@@ -491,12 +526,12 @@ def seconds_to_go(
         pending[part.device] += part.waiting + part.leased
     for known in standing.rounds:
         planned.update(known.planned)
-    ended = planned - pending
-    overall_s = sum(standing.seconds.values()) / (ended.total() or attempts)
+    measured = sum(standing.measured.values())
+    overall_s = sum(standing.seconds.values()) / (measured or attempts)
     total_s = 0.0
     for device in spec.devices.keys:
-        count = ended[device] or standing.attempts.get(device)
-        each_s = standing.seconds[device] / count if count else overall_s
+        own_s = standing.seconds_per_configuration(device)
+        each_s = overall_s if own_s is None else own_s
         to_come = max(spec.budget(device) - planned[device], 0) + pending[device]
         total_s += each_s * to_come / max(1, workers.get(device, 0))
     open_rounds = 2 + spec.rounds.count - sum(known.is_closed for known in standing.rounds)

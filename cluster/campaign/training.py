@@ -11,18 +11,20 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from trappm.cluster.spec import runs_nothing
-from trappm.learner.interface import CompiledPair, TrainingLabel
 from trappm.profiler.devices.catalogue import card_name
 from trappm.profiler.errors import CampaignError, one_line
 from trappm.profiler.host.environment import stack_difference
 from trappm.profiler.records import METRICS, Execution, Provenance, number_text
 from trappm.store import Store
 from trappm.store.records import Role
+
+if TYPE_CHECKING:
+    from trappm.learner.interface import CompiledPair, TrainingLabel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +77,7 @@ class Spent:
 
     labels: int
     gpu_seconds: float
-    """Seconds of measuring, failed attempts included."""
+    """Seconds of measuring that the stop rule `gpu_hours` limits, failed attempts included."""
     at: datetime.datetime
 
 
@@ -151,6 +153,8 @@ def training_labels(store: Store, campaign_id: str) -> TrainingLabels:
     The same key on another software stack or card is another device, which needs a head of its own.
     The stack with most labels counts; if two have as many, the one planned first.
     """
+    from trappm.learner.interface import TrainingLabel  # imports torch
+
     eager_labels = [
         label for label in store.labels.of_campaign(campaign_id)
         if label.configuration.execution is Execution.EAGER
@@ -188,6 +192,8 @@ def training_labels(store: Store, campaign_id: str) -> TrainingLabels:
 
 def compiled_pairs(store: Store, campaign_id: str) -> list[CompiledPair]:
     """Return the labels of equal steps, eager and compiled, of one role and software stack."""
+    from trappm.learner.interface import CompiledPair  # imports torch
+
     times_ms = {
         (x.device, x.fingerprint, x.role, x.configuration): x.step_time_ms
         for x in store.labels.of_campaign(campaign_id)

@@ -66,7 +66,7 @@ class Finished:
 
 
 @dataclass(eq=False)
-class HostChecks:
+class WorkerChecks:
     """Canaries of a campaign's workers."""
 
     store: Store

@@ -97,7 +97,7 @@ def status(
     with store_or_none_yet(Home.find()) as store:
         is_list = campaign_id is None and not follow
         name = "" if is_list else store.campaigns.get(campaign_id).id
-        from trappm.reports import campaign_report  # imports torch
+        from trappm.reports import campaign_report
         from trappm.reports.campaign_facts import campaign_facts, campaign_rows
 
         if is_list:
@@ -144,7 +144,7 @@ def report(
 
     with store_or_none_yet(Home.find()) as store:
         name = store.campaigns.get(campaign_id).id
-        from trappm.reports.campaign_facts import campaign_facts  # imports torch
+        from trappm.reports.campaign_facts import campaign_facts
         from trappm.reports.campaign_report import print_report
         from trappm.reports.choices import choices_of, print_choices
 

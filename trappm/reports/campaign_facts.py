@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
 
-from trappm.cluster.campaign.process import find_end, find_stop, has_live_owner
-from trappm.cluster.campaign.rules import CampaignEnd
+from trappm.cluster.campaign.process import has_live_owner
+from trappm.cluster.campaign.rules import CampaignEnd, find_end, find_stop
 from trappm.cluster.campaign.training import TrainingReport
 from trappm.cluster.launch import LOST, RETRIED
 from trappm.cluster.spec import CampaignBudget, runs_nothing
@@ -30,7 +30,7 @@ from trappm.store import (
     Store,
 )
 from trappm.store.campaigns import ENDED
-from trappm.store.records import EventRecord, Purpose, record_of
+from trappm.store.records import EventRecord, Purpose, Standing, record_of
 
 WINDOW_MIN = 10.0
 """Window of rates in minutes."""
@@ -73,7 +73,7 @@ class DeviceFacts:
     workers: int
     attempts_per_minute: float
     minutes_to_go: float | None
-    """Remaining minutes at that rate; None without a rate."""
+    """Expected remaining minutes; None if nothing was measured recently."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +100,7 @@ class Cost:
     cpu_hours: float
     """Hours of measuring on CPU devices, whatever their number of cores."""
     gpu_hours_to_come: float | None
-    """Upper bound; None while no attempt has ended on a device that is to measure more."""
+    """Expected if no stop rule holds; None before the first attempt on a device that has work."""
     cpu_hours_to_come: float | None
     money: float | None
     """None without `stop.price_per_gpu_hour` in the campaign file; CPU hours cost nothing."""
@@ -117,7 +117,7 @@ class Cost:
         if self.gpu_hours_to_come is None or self.cpu_hours_to_come is None:
             return line
         to_come = amount(self.gpu_hours_to_come, self.cpu_hours_to_come, self.money_to_come)
-        return f"{line}; to come at most: {to_come}"
+        return f"{line}; to come: about {to_come}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,7 +246,8 @@ def campaign_facts(store: Store, campaign_id: str, *, latest_events: int = 5) ->
     campaign = store.campaigns.get(campaign_id)
     budget = CampaignBudget.of(campaign)
     working = store.assignments.of_campaign(campaign_id, state=AssignmentState.LEASED)
-    devices = _devices(store, campaign, budget, working)
+    standing = store.campaigns.standing(campaign.id)
+    devices = _devices(store, campaign, budget, working, standing)
     minutes = [device.minutes_to_go for device in devices.values()]
     rounds = [
         record_of(RoundFacts, r, report=TrainingReport.of(r.report))
@@ -266,7 +267,7 @@ def campaign_facts(store: Store, campaign_id: str, *, latest_events: int = 5) ->
         rehearsal_on=[d for d in budget.devices.keys if runs_nothing(d)],
         end=find_end(store, campaign, budget),
         missing=_find_missing(store, campaign),
-        cost=_cost(store, campaign, budget, devices),
+        cost=_cost(campaign, budget, devices, standing),
         working=[Working(a.worker, a.device, str(a.configuration), a.attempts) for a in working],
         events=store.campaigns.events(campaign_id, last=latest_events),
     )
@@ -351,6 +352,7 @@ def _devices(
     campaign: CampaignRecord,
     budget: CampaignBudget,
     working: Sequence[Assignment],
+    standing: Standing,
 ) -> dict[str, DeviceFacts]:
     now = datetime.now(UTC)
     began = max(now - timedelta(minutes=WINDOW_MIN), datetime.fromisoformat(campaign.created_at))
@@ -362,40 +364,45 @@ def _devices(
         states = counts.get(device, {})
         done = states.get(AssignmentState.DONE, 0)
         failed = states.get(AssignmentState.FAILED, 0)
-        workers = [a.worker for a in working if a.device == device]
+        leases = [a.worker for a in working if a.device == device]
+        workers = len(set(leases))
         rate = sum(lately.get(device, {}).values()) / minutes
         to_come = budget.budget(device) - done - failed
+        each_s = standing.seconds_per_configuration(device) if rate or workers else None
+        minutes_to_go = None if to_come else 0.0
+        if each_s is not None:
+            minutes_to_go = to_come * each_s / max(1, workers) / 60
         return DeviceFacts(
             done=done,
             failed=failed,
             budget=budget.budget(device),
-            measuring=len(workers),
-            workers=len(set(workers)),
+            measuring=len(leases),
+            workers=workers,
             attempts_per_minute=rate,
-            minutes_to_go=to_come / rate if rate else (None if to_come else 0.0),
+            minutes_to_go=minutes_to_go,
         )
 
     return {device: facts(device) for device in budget.devices.keys}
 
 
 def _cost(
-    store: Store,
     campaign: CampaignRecord,
     budget: CampaignBudget,
     devices: Mapping[str, DeviceFacts],
+    standing: Standing,
 ) -> Cost:
-    spent_s = store.campaigns.measuring_seconds_by_device(campaign.id)
-    attempts = {d: sum(n.values()) for d, n in store.campaigns.outcome_counts(campaign.id).items()}
     to_come = {
         device: count
         for device, facts in devices.items()
         if campaign.state not in ENDED and (count := facts.budget - facts.done - facts.failed) > 0
     }
     price = None if budget.stop is None else budget.stop.price_per_gpu_hour
-    spent = _by_kind(spent_s)
+    spent = _by_kind(standing.seconds)
+    known_s = {device: standing.seconds_per_configuration(device) for device in to_come}
+    each_s = {device: own_s for device, own_s in known_s.items() if own_s is not None}
     left = None
-    if all(attempts.get(device) for device in to_come):
-        left = _by_kind({d: n * spent_s[d] / attempts[d] for d, n in to_come.items()})
+    if len(each_s) == len(to_come):
+        left = _by_kind({device: to_come[device] * own_s for device, own_s in each_s.items()})
     return Cost(
         gpu_hours=spent.gpu,
         cpu_hours=spent.cpu,

@@ -21,7 +21,7 @@ from fakes import (
 )
 
 from trappm.cluster.campaign.learner import CampaignLearner
-from trappm.cluster.campaign.planner import Choice, ChoiceRequest
+from trappm.cluster.campaign.planner import Choice, ChoiceRequest, _least_mib
 from trappm.cluster.campaign.training import training_labels
 from trappm.cluster.trace_tasks import trace_of
 from trappm.learner.acquisition import STRATEGIES
@@ -432,6 +432,15 @@ def test_what_surely_does_not_fit_is_not_drawn_for_the_evaluation_set(store):
     drawn = [a for a in store.assignments.of_campaign(run.id) if a.role == "evaluate"]
     assert len(drawn) == 8
     assert max(a.configuration.batch_size for a in drawn) == 8
+
+
+def test_tensors_need_less_memory_only_in_types_of_fewer_bytes():
+    fp32 = Configuration(architecture="test_resnet", batch_size=8, input_size=64)
+    step = trace_of(TraceKey.of(fp32))
+    least = {p: _least_mib(replace(fp32, precision=p), step.key, step.made) for p in Precision}
+    whole = least[Precision.FP32]
+    assert whole > 0
+    assert {p for p, mib in least.items() if mib == whole} == {p for p in Precision if p.is_fp32}
 
 
 class Compiling(FakeWorkers):

@@ -54,8 +54,8 @@ def after_initial(labels):
         ({"target_mape": {"step_time_ms": 5.0}}, [9.0, 4.0], "target", 1),
         ({"labels": 11}, [9.0], "labels", 0),
         ({"labels": 14}, [9.0], "labels", 1),
-        ({"gpu_hours": 14 / 3600}, [9.0], "GPU-hours", 1),
-        ({"gpu_hours": 11 / 3600}, [9.0], "GPU-hours", 0),
+        ({"gpu_hours": 14 / 3600}, [9.0], "CPU-hours", 1),
+        ({"gpu_hours": 11 / 3600}, [9.0], "CPU-hours", 0),
     ],
 )
 def test_the_first_rule_that_holds_ends_a_campaign(store, rules, errors, rule, rounds):
@@ -167,8 +167,8 @@ def test_status_predicts_which_rule_will_end_a_campaign_and_when(store, tmp_path
     with pytest.raises(CampaignStopped):
         run.run()
     facts = campaign_facts(store, run.id)
-    assert (facts.end.rule, facts.end.labels) == ("GPU-hours", 16)
+    assert (facts.end.rule, facts.end.labels) == ("CPU-hours", 16)
     launched = store.campaigns.get(run.id).created_at
     assert facts.end.at > datetime.datetime.fromisoformat(launched)
     print_status(facts)
-    assert "it will end by GPU-hours" in capsys.readouterr().out
+    assert "it will end by CPU-hours" in capsys.readouterr().out

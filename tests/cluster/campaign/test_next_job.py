@@ -30,6 +30,7 @@ from trappm.store.records import Pending, Purpose, RoundRecord, Standing
 
 NOW = datetime(2026, 11, 29, tzinfo=UTC)
 CPU = CampaignPlan(devices=("cpu",), shares={"cpu": [3, 4, 2, 2]}, one_at_a_time=True)
+CPU_2T = replace(CPU, devices=("cpu-2t",), shares={"cpu-2t": [3, 4, 2, 2]})
 GPUS = CampaignPlan(
     devices=("a100", "v100"), shares={"a100": [3, 4, 2, 2], "v100": [2, 2, 1, 1]},
     one_at_a_time=False, traces_elsewhere=True,
@@ -48,7 +49,7 @@ def planned(number, closed=False, **devices):
 def standing(*rounds, pending=(), **changes):
     fields = {
         "state": CampaignState.RUNNING, "rounds": rounds, "attempts": {}, "seconds": {},
-        "labels": 0, "has_pool": True, "is_enough": False,
+        "measured": {}, "labels": 0, "has_pool": True, "is_enough": False,
     }  # fmt: skip
     return Standing(pending=[Pending(*part) for part in pending], **(fields | changes))
 
@@ -188,28 +189,40 @@ def test_once_a_rule_holds_only_what_runs_is_waited_for():
     ("rules", "reason"),
     [
         ({"labels": 60}, "60 of 60 labels are spent"),
-        ({"gpu_hours": 1.0}, "1 of 1 GPU-hours are spent"),
+        ({"gpu_hours": 1.0}, "1 of 1 CPU-hours are spent"),
     ],
 )
 def test_a_budget_is_spent_exactly(rules, reason):
-    plan = replace(CPU, rules=StopRules(**rules))
-    spent = {"labels": 59, "attempts": {"cpu": 59}, "seconds": {"cpu": 59 * 60.0}}
+    plan = replace(CPU_2T, rules=StopRules(**rules))
+    spent = {"labels": 59, "attempts": {"cpu-2t": 59}, "seconds": {"cpu-2t": 59 * 60.0}}
     before = standing(**spent)
     assert may_measure(before, plan)
     assert may_measure(before, plan, begun=1) == ("labels" not in rules)  # runs count as labels
     assert stop_that_holds(before, plan, NOW) is None
-    after = standing(labels=60, attempts={"cpu": 60}, seconds={"cpu": 3600.0})
+    after = standing(labels=60, attempts={"cpu-2t": 60}, seconds={"cpu-2t": 3600.0})
     assert stop_that_holds(after, plan, NOW).reason == reason
 
 
 def test_a_budget_of_hours_ends_when_they_are_spent():
-    plan = replace(CPU, rules=StopRules(gpu_hours=10.0))
-    before = standing(attempts={"cpu": 10}, seconds={"cpu": 9.9 * 3600})
-    after = standing(attempts={"cpu": 11}, seconds={"cpu": 10.2 * 3600})
+    plan = replace(CPU_2T, rules=StopRules(gpu_hours=10.0))
+    before = standing(attempts={"cpu-2t": 10}, seconds={"cpu-2t": 9.9 * 3600})
+    after = standing(attempts={"cpu-2t": 11}, seconds={"cpu-2t": 10.2 * 3600})
     assert may_measure(before, plan, begun=5)
     assert stop_that_holds(before, plan, NOW) is None
     assert not may_measure(after, plan)
-    assert stop_that_holds(after, plan, NOW).reason == "10.2 of 10 GPU-hours are spent"
+    assert stop_that_holds(after, plan, NOW).reason == "10.2 of 10 CPU-hours are spent"
+
+
+def test_hours_of_gpus_are_counted_without_those_of_cpus():
+    plan = CampaignPlan(
+        devices=("cpu-2t", "a100"), shares={"cpu-2t": [3, 4], "a100": [2, 2]}, one_at_a_time=True,
+        rules=StopRules(gpu_hours=1.0),
+    )  # fmt: skip
+    attempts = {"cpu-2t": 9, "a100": 2}
+    before = standing(attempts=attempts, seconds={"cpu-2t": 9 * 3600.0, "a100": 1800.0})
+    assert may_measure(before, plan)
+    after = standing(attempts=attempts, seconds={"cpu-2t": 9 * 3600.0, "a100": 3600.0})
+    assert stop_that_holds(after, plan, NOW).reason == "1 of 1 GPU-hours are spent"
 
 
 @pytest.mark.parametrize(

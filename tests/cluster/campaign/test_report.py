@@ -199,7 +199,10 @@ def test_status_reports_what_a_campaign_has_spent(store, tmp_path, capsys):
     assert cost.gpu_hours == pytest.approx(on_gpu / 3600)
     assert cost.cpu_hours == pytest.approx(on_cpu / 3600)
     assert cost.cpu_hours_to_come == pytest.approx((BUDGET["cpu-2t"] - on_cpu) / 3600)
-    print_status(campaign_facts(store, run.id))
+    facts = campaign_facts(store, run.id)
+    to_go_min = max(BUDGET["cpu-2t"] - on_cpu, BUDGET["cpu-1t"] - on_gpu) / 60
+    assert facts.minutes_to_go == pytest.approx(to_go_min)
+    print_status(facts)
     spent = f"GPU-hours and {on_cpu / 3600:,.2f} CPU-hours (money: {on_gpu:,.2f})"
     assert spent in " ".join(capsys.readouterr().out.split())
     campaign(store, FakeWorkers(devices=devices.values()), campaign_id=run.id).run()

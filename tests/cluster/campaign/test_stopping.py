@@ -79,7 +79,7 @@ def test_the_upper_bound_is_over_architectures_not_over_batch_sizes():
     ],
 )
 def test_the_end_of_a_budget_is_forecast(rules, rule):
-    coming = forecast_end(StopRules(**rules), spent(20), spent(40), 900)
+    coming = forecast_end(StopRules(**rules), spent(20), spent(40), 900, ["a100"])
     assert coming.rule == rule
     assert coming.labels == pytest.approx(60)
     assert coming.at == START + datetime.timedelta(hours=1)
@@ -104,7 +104,7 @@ def test_a_deadline_ends_a_campaign():
     ],
 )
 def test_the_first_rule_to_hold_is_forecast_at_the_present_rate(rules, before, total, rule):
-    coming = forecast_end(StopRules(**rules), spent(before), spent(100), total)
+    coming = forecast_end(StopRules(**rules), spent(before), spent(100), total, ["a100"])
     assert (coming and coming.rule) == rule
     if rule == "rounds":
         assert coming.labels == total

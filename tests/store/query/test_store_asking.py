@@ -58,6 +58,10 @@ FILTERS = [
     ({"where": "architecture = 'odd%name'", "device": "cpu-2t"}, 1),
     ({"where": "device != a100 and provenance=measured"}, 3),
     ({"where": "created_at > 2026-01-02 and id < 1e30"}, 5),
+    ({"where": "started_at = 2026-01-02", "outcome": "any"}, 7),
+    ({"where": "started_at != 2026-01-02", "outcome": "any"}, 0),
+    ({"where": "started_at == 2026-01-03", "outcome": "any"}, 0),
+    ({"where": "power_w != 1"}, 1),
     ({"where": "outcome = oom and started_at <= 2026-01-02", "outcome": "any"}, 1),
 ]
 
@@ -103,6 +107,7 @@ def test_rows_are_sorted_with_missing_values_last_and_have_the_requested_columns
         ({"where": "batch_size = nan"}, "cannot compare batch_size with 'nan'"),
         ({"where": "device > a"}, "cannot compare device by >, because it is text"),
         ({"where": "created_at > soon"}, "'soon' is no time"),
+        ({"where": "precision = fp23"}, "precision is 'fp23'; it must be one of fp32"),
     ):
         where = wrong.pop("where", None)
         with pytest.raises(InputError, match=reason):
@@ -180,6 +185,8 @@ UNKNOWN = [
     ({"campaign": "nope"}, "no campaign 'nope'; there are none yet"),
     ({"outcome": "oom", "device": "a10"}, "did you mean 'a100'?"),
     ({"family": "vgg", "device": "a10"}, "did you mean 'a100'?"),
+    ({"where": "batch_size = 1 and device = a10"}, "no device 'a10'; did you mean 'a100'?"),
+    ({"where": "architecture = 'resnet*'"}, "no architecture 'resnet*'; "),
 ]
 
 

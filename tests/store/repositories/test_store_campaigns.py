@@ -167,6 +167,8 @@ def test_labels_of_an_earlier_campaign_are_adopted(store):
     assert store.labels.of_campaign(second) == store.labels.of_campaign(first)
     assert [state for state, _, _ in states(store, second)] == ["open", "done", "open"]
     assert store.campaigns.outcome_counts(second) == {}
+    assert store.campaigns.standing(first).measured == {DEVICE: 2}
+    assert store.campaigns.standing(second).measured == {}
 
 
 @pytest.mark.parametrize(

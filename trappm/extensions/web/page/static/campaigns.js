@@ -112,10 +112,10 @@ function summary(data) {
       ["Time left", ended ? null : duration(data.minutes_to_go)],
       ...["gpu", "cpu"].filter((kind) => cost[`${kind}_hours`] || cost[`${kind}_hours_to_come`]).flatMap((kind) => [
         [`${kind.toUpperCase()} time used`, hours(cost[`${kind}_hours`])],
-        [`${kind.toUpperCase()} time left, at most`, ended ? null : cost[`${kind}_hours_to_come`] === null ? NOTHING : hours(cost[`${kind}_hours_to_come`])],
+        [`${kind.toUpperCase()} time left, expected`, ended ? null : cost[`${kind}_hours_to_come`] === null ? NOTHING : hours(cost[`${kind}_hours_to_come`])],
       ]),
       ["Cost so far", cost.money === null ? "no price in the campaign file" : number(cost.money, 4)],
-      ["Remaining cost, at most", cost.money_to_come === null || ended ? null : number(cost.money_to_come, 4)],
+      ["Remaining cost, expected", cost.money_to_come === null || ended ? null : number(cost.money_to_come, 4)],
     ])),
     card(ended ? "Result" : data.state === "failed" ? "Why it failed" : data.end?.holds ? "Why it ends" : "Expected end", ended && ending(data), outlook(data, ended)));
 }
