@@ -131,7 +131,8 @@ def fp32_of_process() -> Precision:
 
     if cuda.matmul.fp32_precision == "tf32":
         return Precision.TF32
-    return Precision.FP32 if cudnn.conv.fp32_precision == "tf32" else Precision.FP32_STRICT
+    convolutions = cudnn.conv.fp32_precision  # type: ignore[attr-defined]
+    return Precision.FP32 if convolutions == "tf32" else Precision.FP32_STRICT
 
 
 @independent_of_caller
