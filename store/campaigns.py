@@ -166,7 +166,7 @@ class Campaigns(Repository):
             pending=[Pending(*part) for part in pending],
             attempts={device: count for device, count, _ in attempts},
             seconds={device: float(seconds) for device, _, seconds in attempts},
-            measured=dict(measured.tuples().all()),
+            measured=dict(measured.all()),
             labels=session.scalar(labels.where(row.campaign_id == campaign_id)) or 0,
             has_pool=session.scalar(pool) is not None,
             is_enough=session.scalar(enough) is not None,
