@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from trappm.profiler.models.model_input import ExampleInputs
-from trappm.profiler.records import Execution
+from trappm.profiler.records import Configuration, Execution, Precision, StepSettings
 from trappm.profiler.trace import trace
 from trappm.profiler.traced_step import TraceKey, TraceSettings
 
@@ -44,3 +44,15 @@ def test_another_way_of_attention_in_timm_is_another_key():
     finally:
         timm.layers.set_fused_attn(True)
     assert key.digest == fused
+
+
+def test_precisions_with_equal_tensors_share_a_trace():
+    """TF32 changes the time of kernels only."""
+    settings = {TraceSettings.of(StepSettings(precision=precision)) for precision in Precision}
+    keys = {TraceKey.of(Configuration(
+        architecture="resnet18", batch_size=1, input_size=64, precision=precision,
+    )) for precision in Precision}  # fmt: skip
+    types = {precision.types for precision in Precision}
+    assert {each.precision for each in settings} == {key.settings.precision for key in keys}
+    assert {each.precision for each in settings} == types == {Precision.FP32, *types}
+    assert len(types) == 4
