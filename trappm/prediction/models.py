@@ -297,15 +297,15 @@ def digest_of(path: Path) -> str:
         raise ModelFileError(f"{path} cannot be read: {error.strerror}{hub}") from error
 
 
-_FIRST_BYTES = b"\x08\x12\x1a\x22\x28\x32\x3a\x42\x72"
-"""First bytes of ONNX files: the tags of fields of `ModelProto`, whose order is free. The rest is
+_FIRST_BYTE = b"\x08"
+"""First byte of an ONNX file: the tag of its version, which all exporters write first. The rest is
 read in a confined process."""
 
 
 @lru_cache(maxsize=4096)
 def _content_hash(path: Path, _size: int, _modified_ns: int, _inode: int) -> str:
     with path.open("rb") as file:
-        if (file.read(1) or b"\0") not in _FIRST_BYTES:
+        if file.read(1) != _FIRST_BYTE:
             raise ModelFileError(
                 f"{path} is not an ONNX file, or is cut short; export the model again"
             )

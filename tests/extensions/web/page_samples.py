@@ -12,8 +12,12 @@ from encoded_pool import HELD_OUT, POOL, new_campaign
 from store_samples import DEVICE, measure_next, planned
 from store_whole import canary_reading
 
-from trappm.store import Home, Store
+from trappm.store import CampaignState, Home, Store
 
+BUSY = (
+    "noise: the interquartile range is 31% of a step; drift: steps of the second half were longer "
+    "by 22% of the median; contention: others had its cores for 26% of the time"
+)
 CANARY = replace(canary_reading(POOL[0]), step_time_ms=11.0, reference_ms=10.0, relative_drift=0.1)
 
 
@@ -72,6 +76,25 @@ def build_home(folder):
         store.campaigns.log_event(campaign, "worker", {"message": "worker-1 has joined"})
         store.owners.begin_campaign(campaign)
     return home, campaign
+
+
+def build_busy_campaign(store):
+    """A finished campaign that measured 7 of 8 configurations on a busy machine."""
+    campaign = new_campaign(store, "busy")
+    store.owners.begin_campaign(campaign)
+    store.rounds.plan(campaign, 0, "initial", DEVICE, planned(POOL[:8]))
+    measure_some(store, campaign, 7)
+    for _ in range(3):
+        measure_next(store, campaign, "unstable", message=BUSY)
+    for number, ms in enumerate((11.0, None, None, None)):
+        reading = replace(
+            CANARY, attempt_key=f"busy-canary-{number}", step_time_ms=ms,
+            taken_at=f"2026-01-02T03:0{number}:00+00:00", outcome="ok" if ms else "unstable",
+            relative_drift=0.1 if ms else None,
+        )  # fmt: skip
+        store.canaries.save(reading, campaign_id=campaign)
+    store.owners.end_campaign(campaign, CampaignState.FINISHED, "the last round has ended")
+    return campaign
 
 
 @contextlib.contextmanager
