@@ -100,7 +100,7 @@ class FakePool(ProfilerPool):
         return FakeTraces(keys)
 
 
-def spec(labels):
+def spec(labels, devices=(A100, V100)):
     """A campaign of about this number of labels, two thirds of them on A100s."""
     share = max(4, labels // 12)
     groups = [{
@@ -108,7 +108,7 @@ def spec(labels):
         "batch_sizes": list(range(1, 2 * labels)), "input_sizes": [64],
     }]  # fmt: skip
     return CampaignSpec.model_validate({
-        "name": "emulated", "devices": {"source": A100, "target": V100},
+        "name": "emulated", "devices": dict(zip(("source", "target"), devices, strict=True)),
         "evaluation": {"source": share, "target": share // 2, "architecture_share": 0.3},
         "initial": {"source": 2 * share, "target": share},
         "rounds": {"count": 5, "source": share, "target": share // 2},
