@@ -141,18 +141,18 @@ def undescribed_options() -> Iterator[str]:
 
 def main() -> int:
     """Print all problems; return the exit status."""
-    found = [
+    problems = [
         f"{path.relative_to(ROOT)}:{line}: {problem}"
         for paths, problems_of in ((CODE, problems_of_code), (PAGES, problems_of_page))
         for path in paths
         for line, problem in problems_of(path)
     ]
-    found += [*invalid_commands(), *undescribed_options()]
+    problems += [*invalid_commands(), *undescribed_options()]
     page = "docs/reference/cli.md"
     if (ROOT / page).read_text() != cli_reference.page():
-        found.append(f"{page} is not current; run: python -m trappm.cli_reference > {page}")
-    print("\n".join(found), file=sys.stderr)
-    return bool(found)
+        problems.append(f"{page} is not current; run: python -m trappm.cli_reference > {page}")
+    print("\n".join(problems), file=sys.stderr)
+    return bool(problems)
 
 
 if __name__ == "__main__":

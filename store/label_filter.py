@@ -84,10 +84,9 @@ def comparisons(where: str) -> list[Comparison]:
             f"where is {where[:100]!r}; write comparisons (=, !=, <, <=, >, >=) joined by 'and', "
             "such as 'step_time_ms > 100 and device = a100'"
         )
-    found = (match.groups() for match in _COMPARISON.finditer(where))
     return [
         Comparison(column, operator, value[1:-1] if value[0] in "\"'" else value)
-        for column, operator, value in found
+        for column, operator, value in _COMPARISON.findall(where)
     ]
 
 

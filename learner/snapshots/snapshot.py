@@ -328,10 +328,10 @@ def _refuse_other_heads(data: bytes, identity: Mapping[str, str]) -> None:
     safetensors returns the metadata of files on disk only; the header is its documented format.
     """
     size = int.from_bytes(data[:8], "little")
-    found = json.loads(data[8 : 8 + size]).get("__metadata__", {})
-    if found != identity:
+    metadata = json.loads(data[8 : 8 + size]).get("__metadata__", {})
+    if metadata != identity:
         raise ValueError(
-            f"a file has the heads {found.get('heads')!r} in place of {identity['heads']!r}"
+            f"a file has the heads {metadata.get('heads')!r} in place of {identity['heads']!r}"
         )
 
 

@@ -65,7 +65,7 @@ def finished(process):
 
 @pytest.fixture(scope="module")
 def campaign(installed):
-    """What a campaign told that made heads from 16 labels, and published them."""
+    """The output of a campaign that makes heads from 16 labels and publishes them."""
     program = str(Path(__file__).with_name("installed_campaign.py"))
     return json.loads(finished(installed(program, str(ROOT / "tests" / "cluster"), "16")))
 

@@ -175,7 +175,7 @@ class Selection:
         """Return the question's settings, the rest as in most labels that agree with it.
 
         Labels of Adam serve AdamW and vice versa: both have the same states and traffic. Where no
-        label has a precision in fp32, labels of the others in fp32 agree with it.
+        label has `tf32` or `fp32-strict`, labels in `fp32` agree with it.
         """
         given = self.question.given
         if "optimizer" in given and given["optimizer"].is_adam:
@@ -441,7 +441,7 @@ def _read_in_order(name: str | Path | None, read: Callable[[Path], Result]) -> l
     shipped = read(SHIPPED)
     if not (data_folder() / "snapshots").is_dir():
         return [shipped]
-    found: list[Result] = []
+    results: list[Result] = []
     known: set[tuple[str, str]] = set()
     for snapshot_id in local_registry().meanings("latest"):  # the newest first
         try:
@@ -449,16 +449,16 @@ def _read_in_order(name: str | Path | None, read: Callable[[Path], Result]) -> l
             heads = {
                 (d, phase) for d, phases in read_manifest(folder).heads.items() for phase in phases
             }
-            if not found or heads - known:
-                found.append(read(folder))
+            if not results or heads - known:
+                results.append(read(folder))
                 known |= heads
         except SnapshotError as error:
-            if not found:
+            if not results:
                 raise SnapshotError(
                     f"{error}; --snapshot {DEFAULT_SNAPSHOT} uses the one that ships with trappm"
                 ) from error
             # an earlier one that was removed, or that this version cannot read
-    return [*found, shipped]
+    return [*results, shipped]
 
 
 def find_folder(name: str | Path) -> Path:

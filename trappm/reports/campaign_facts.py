@@ -98,7 +98,7 @@ class Cost:
 
     gpu_hours: float
     cpu_hours: float
-    """Hours of measuring on CPU devices, whatever their number of cores."""
+    """Hours of measuring on CPU devices, of any number of cores."""
     gpu_hours_to_come: float | None
     """Expected if no stop rule holds; None before the first attempt on a device that has work."""
     cpu_hours_to_come: float | None

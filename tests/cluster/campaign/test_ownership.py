@@ -67,9 +67,9 @@ def test_a_campaign_whose_process_was_killed_resumes_once_it_is_silent(
 ):
     monkeypatch.setattr(trappm.store.owners, "SILENT_S", 1.0)
     os.kill(runner.pid, signal.SIGKILL)
-    told = []
-    mark_running(store, campaign_id, told.append)
-    assert "waiting for its earlier process, silent for" in told[0]
+    news = []
+    mark_running(store, campaign_id, news.append)
+    assert "waiting for its earlier process, silent for" in news[0]
     with process.ownership(store, campaign_id) as mine:
         assert store.campaigns.get(campaign_id).owner.process == this_process()
         mine.assignments.release_leases(campaign_id)

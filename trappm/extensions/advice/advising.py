@@ -186,7 +186,7 @@ def advise(
         refuse_unknown(model)
     given: dict[str, Any] = {"example_input": example_input, "targets": targets, "loss": loss}
     sizes: dict[str, Any] = {"input_size": input_size, "sequence_length": sequence_length}
-    asked = _Asked(
+    question = _TrainingQuestion(
         subject=subject_of(model, **sizes, **given),
         device=key,
         settings=settings | {"batch_size": batch_size},
@@ -194,16 +194,16 @@ def advise(
         again=lambda module: subject_of(module, **given),
         max_hours=max_hours,
     )
-    before = replace(asked.predict(), device_is_default=selection.device_is_default)
+    before = replace(question.predict(), device_is_default=selection.device_is_default)
     if before.step_time_ms is None or before.memory_mib is None:
         raise UnsupportedModelError(" ".join(before.gaps()))
-    if asked.is_reached_by(before):
+    if question.is_reached_by(before):
         return Advice(before=before, max_hours=max_hours, changes=(), is_reached=True)
     pinned = {name: getattr(before, name) for name in ("batch_size", "precision", "memory_format")}
     pinned["optimizer"] = before.loop or before.optimizer
-    search = _Search(replace(asked, settings=asked.settings | pinned), before)
+    search = _Search(replace(question, settings=question.settings | pinned), before)
     steps = search.steps()
-    reaching = [step for step in steps if asked.is_reached_by(step)]
+    reaching = [step for step in steps if question.is_reached_by(step)]
     return Advice(
         before=before,
         max_hours=max_hours,
@@ -215,7 +215,7 @@ def advise(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Asked:
+class _TrainingQuestion:
     """A question about one model on one card, from which changed ones are made."""
 
     subject: Subject
@@ -250,7 +250,7 @@ class _Asked:
 class _Search:
     """Search for changes of a step that does not reach its goal."""
 
-    asked: _Asked
+    question: _TrainingQuestion
     before: Prediction
     remarks: dict[str, None] = field(default_factory=dict)
     """Why changes were not tried."""
@@ -268,7 +268,7 @@ class _Search:
 
     def _changes(self) -> Iterator[Change]:
         """Yield the changes to try on the same card."""
-        before, asked = self.before, self.asked
+        before, question = self.before, self.question
         yield AS_IT_IS
         if not before.fits:
             yield from changes.loop_changes(before)
@@ -284,7 +284,7 @@ class _Search:
         yield from changes.precision_changes(before, able)
         with self._noting("adapters"):
             yield from changes.adapter_changes(before.model)
-        if asked.max_hours is not None:
+        if question.max_hours is not None:
             yield changes.COMPILED
             if (largest := before.largest_batch or 0) >= 2 * before.batch_size:
                 yield changes.larger_batch(before.batch_size, largest)
@@ -293,16 +293,16 @@ class _Search:
     def has_batch_norm(self) -> bool:
         """True if a pass or a GPU with fewer samples is another training: of batch norms."""
         before = self.before
-        trace = self.asked.subject.trace(before.settings, Phase.TRAIN, before.batch_size)
+        trace = self.question.subject.trace(before.settings, Phase.TRAIN, before.batch_size)
         return trace.kernels is None or trace.kernels.has_batch_norm
 
     def _checkpoints(self) -> Change:
         """Return the cheapest plan of blocks to checkpoint; raises as `plan_checkpoints`."""
         plan = plan_checkpoints(
-            self.asked.subject,
+            self.question.subject,
             self.before,
-            lambda subject: self.asked.predict(Change(name="checkpoints", subject=subject)),
-            self.asked.again,
+            lambda subject: self.question.predict(Change(name="checkpoints", subject=subject)),
+            self.question.again,
         )
         return changes.checkpoint_change(plan.blocks, plan.block_count, plan.subject)
 
@@ -316,15 +316,15 @@ class _Search:
 
     def _fitted(self, change: Change) -> AdvisedStep | None:
         """Return the changed step, in as few passes as fit; None if nothing differs."""
-        before, asked = self.before, self.asked
-        step = asked.predict(change)
+        before, question = self.before, self.question
+        step = question.predict(change)
         if not step.fits:
-            twice = asked.predict(change, accumulation=2 * before.accumulation)
+            twice = question.predict(change, accumulation=2 * before.accumulation)
             sizes = range(1, min(before.batch_size - 1, twice.largest_batch or 0) + 1)
             batch = max((size for size in sizes if before.batch_size % size == 0), default=0)
             if batch:
                 passes = before.accumulation * before.batch_size // batch
-                step = asked.predict(change, batch_size=batch, accumulation=passes)
+                step = question.predict(change, batch_size=batch, accumulation=passes)
         parts, python = [change.name] * bool(change.name), change.python
         is_divided = step.accumulation != before.accumulation
         if is_divided:
@@ -370,7 +370,7 @@ class _Search:
                 made = None
                 with self._noting(f"{strategy} on {gpus} GPUs"):
                     made = self._shared(strategy, gpus)
-                if made is not None and self.asked.is_reached_by(made):
+                if made is not None and self.question.is_reached_by(made):
                     yield made
                     break
 
@@ -380,12 +380,12 @@ class _Search:
             from trappm.extensions.parallel.scaling import scaling
         except ModuleNotFoundError:
             return None
-        before, settings = self.before, self.asked.settings
+        before, settings = self.before, self.question.settings
         is_divided = before.batch_size % gpus == 0
         loop = before.loop and replace(before.loop, accumulation_steps=1)
         [step], _ = scaling(
-            [self.asked.subject],
-            [self.asked.device],
+            [self.question.subject],
+            [self.question.device],
             [gpus],
             [strategy],
             accumulation=before.accumulation,
@@ -420,13 +420,13 @@ class _Search:
     def _on_other_cards(self) -> list[AdvisedStep]:
         """Return the cards with a price that reach the goal at the least cost."""
         before, steps = self.before, list[tuple[float, AdvisedStep]]()
-        for key in catalogue_keys(read_manifests(self.asked.settings.get("snapshot"))):
+        for key in catalogue_keys(read_manifests(self.question.settings.get("snapshot"))):
             is_larger = (card_capacity_mib(key) or 0.0) > cast("float", before.capacity_mib)
             if key == before.device or not cost.prices_of(key) or not (is_larger or before.fits):
                 continue
             with self._noting(device_title(key)):
-                step = self.asked.predict(device=key, usd_per_hour=None)
-                if step.step_time_ms is not None and self.asked.is_reached_by(step):
+                step = self.question.predict(device=key, usd_per_hour=None)
+                if step.step_time_ms is not None and self.question.is_reached_by(step):
                     made = self._advised(
                         step, change=device_title(key), run=step.run, is_other_hardware=True
                     )

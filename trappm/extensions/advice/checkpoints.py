@@ -48,17 +48,17 @@ def blocks_of(module: nn.Module) -> list[str]:
     """Return the paths of the innermost repeated blocks, in the model's order."""
     from torch import nn
 
-    found = set[str]()
+    repeated = set[str]()
     for path, container in module.named_modules():
         if not isinstance(container, nn.ModuleList | nn.Sequential | nn.ModuleDict):
             continue
         kinds = Counter(type(child) for child in container.children())
-        found |= {
+        repeated |= {
             f"{path}.{name}".removeprefix(".")
             for name, child in container.named_children()
             if kinds[type(child)] > 1 and _layer_count(child) >= MIN_LAYERS
         }
-    innermost = found - {path[:at] for path in found for at, c in enumerate(path) if c == "."}
+    innermost = repeated - {path[:at] for path in repeated for at, c in enumerate(path) if c == "."}
     return [path for path, _ in module.named_modules() if path in innermost]
 
 

@@ -15,6 +15,7 @@ from trappm.label_store import store_or_none_yet
 from trappm.profiler.devices.catalogue import card_keys
 from trappm.profiler.errors import InputError
 from trappm.profiler.models.known_names import registered_names
+from trappm.profiler.records import MemoryFormat, Optimizer, Precision
 from trappm.store import Home, LabelFilter
 
 router = APIRouter(prefix="/api", tags=["page"])
@@ -110,5 +111,6 @@ def list_models() -> dict[str, Any]:
 
 @router.get("/devices")
 def list_devices() -> dict[str, Any]:
-    """Return all GPUs of the catalogue."""
-    return {"cards": card_keys()}
+    """Return all GPUs of the catalogue, and the choices of a step's settings."""
+    kinds = {"precision": Precision, "memory_format": MemoryFormat, "optimizer": Optimizer}
+    return {"cards": card_keys(), "settings": {name: [*kind] for name, kind in kinds.items()}}

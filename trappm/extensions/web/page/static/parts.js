@@ -4,8 +4,6 @@ import { h, tell, freshId } from "./dom.js";
 import { number } from "./format.js";
 import { get } from "./server.js";
 
-export const PRECISIONS = ["fp32", "tf32", "fp32-strict", "amp-fp16", "amp-bf16", "bf16"];
-
 export function card(title, ...children) {
   const id = freshId("card");
   return h("section", { class: "card", "aria-labelledby": id }, h("h2", { id }, title), ...children);

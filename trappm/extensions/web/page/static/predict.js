@@ -3,17 +3,13 @@
 import { h, tell } from "./dom.js";
 import { METRICS, NOTHING, bytes, hours, number, percent, share, words } from "./format.js";
 import { get, post, query } from "./server.js";
-import { PRECISIONS, card, choice, completion, empty, errorBox, facts, field, table, waiting } from "./parts.js";
+import { card, choice, completion, empty, errorBox, facts, field, table, waiting } from "./parts.js";
 import { cellInterval } from "./charts.js";
 import { memoryCard } from "./estimate.js";
 
 const EXAMPLE = { model: "resnet50", batch_size: "64" };
 const DEFAULT_DEVICE = "a100-40gb";
-const SETTINGS = {
-  precision: ["Precision", PRECISIONS],
-  memory_format: ["Memory format", ["contiguous", "channels-last"]],
-  optimizer: ["Optimizer", ["sgd", "momentum", "adam", "adamw"]],
-};
+const SETTINGS = { precision: "Precision", memory_format: "Memory format", optimizer: "Optimizer" };
 const WHOLE = ["batch_size", "input_size", "gpus", "accumulation", "epochs", "samples"];
 const STRATEGIES = { ddp: "Data parallel (DDP)", fsdp: "Fully sharded (FSDP)", tp: "Tensor parallel" };
 const REMARKS_SHOWN = 3;
@@ -25,8 +21,9 @@ const isTransformer = (model) => model.startsWith("hf:");
 export async function predictView({ values, signal, main }) {
   const snapshots = (await get("api/snapshots", {}, signal)).data.snapshots.filter((x) => !x.damage);
   const known = (await get("v1/devices", {}, signal)).data;
+  const { settings } = (await get("api/devices", {}, signal)).data;
   const result = h("div", { class: "result", "aria-live": "off" });
-  const form = questionForm(values, snapshots, known, signal, (asked) => {
+  const form = questionForm(values, snapshots, known, settings, signal, (asked) => {
     const address = `#/predict?${query(asked)}`;
     if (location.hash !== address) history.replaceState(null, "", address);
     answer(asked, result, signal);
@@ -40,7 +37,7 @@ export async function predictView({ values, signal, main }) {
   return null;
 }
 
-function questionForm(values, snapshots, known, signal, ask) {
+function questionForm(values, snapshots, known, settings, signal, ask) {
   const problem = h("p", { class: "problem", role: "alert" });
   const fileName = h("p", { class: "file-name" });
   const model = h("input", { id: "model", name: "model", value: values.model ?? "", placeholder: EXAMPLE.model, autocomplete: "off", spellcheck: "false", maxlength: 200, list: "models" });
@@ -67,7 +64,7 @@ function questionForm(values, snapshots, known, signal, ask) {
         field("Epochs", "epochs", values.epochs, { inputmode: "numeric", placeholder: "90" }),
         field("Samples per epoch", "samples", values.samples, { inputmode: "numeric", placeholder: "1281167" }),
         field("g CO₂ per kWh", "carbon_g_per_kwh", values.carbon_g_per_kwh, { inputmode: "decimal", placeholder: "none" }),
-        Object.entries(SETTINGS).map(([name, [label, options]]) => choice(label, name, [["", "default"], ...options.map((o) => [o, o])], values[name] ?? "")),
+        Object.entries(SETTINGS).map(([name, label]) => choice(label, name, [["", "default"], ...settings[name].map((o) => [o, o])], values[name] ?? "")),
         choice("Snapshot", "snapshot", [["", "latest, then default"], ...snapshots.map((x) => [x.aliases[0] ?? x.id, x.aliases.length ? `${x.aliases.join(", ")} (${x.id.slice(0, 8)})` : x.id.slice(0, 8)])], values.snapshot ?? "", null, "wide"))),
     problem);
 

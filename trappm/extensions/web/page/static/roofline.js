@@ -4,7 +4,7 @@ import * as Plot from "./vendor/plot.js";
 import { h, tell } from "./dom.js";
 import { NOTHING, number, share } from "./format.js";
 import { get, post, query } from "./server.js";
-import { PRECISIONS, card, choice, completion, empty, errorBox, field, figure, table, waiting } from "./parts.js";
+import { card, choice, completion, empty, errorBox, field, figure, table, waiting } from "./parts.js";
 import { colour, drawn, legend, responsive, tips } from "./charts.js";
 
 const LOW = 0.05; // FLOP per byte
@@ -12,11 +12,7 @@ const HIGH = 1000;
 const ROOM = 8; // ratio of the lowest ceiling to the edge of the plot
 const HEIGHT = 430;
 const LARGEST = 1600; // area of a point with the whole step time, in square pixels
-const SETTINGS = {
-  phase: ["Phase", [["train", "training step"], ["infer", "inference step"]]],
-  precision: ["Precision", [["", "as most labels"], ...PRECISIONS.map((name) => [name, name])]],
-  memory_format: ["Memory format", [["", "as most labels"], ["contiguous", "contiguous"], ["channels-last", "channels-last"]]],
-};
+const SETTINGS = { precision: "Precision", memory_format: "Memory format" };
 const BOUNDS = { compute: "compute", bandwidth: "bandwidth", launch: "launches and waiting for the host" };
 
 export async function rooflineView({ values, signal, main }) {
@@ -36,7 +32,7 @@ export async function rooflineView({ values, signal, main }) {
   return null;
 }
 
-function questionForm(values, { cards }, signal, ask) {
+function questionForm(values, { cards, settings }, signal, ask) {
   const problem = h("p", { class: "problem", role: "alert" });
   const form = h("form", { class: "card ask", novalidate: true },
     h("div", { class: "filters" },
@@ -45,7 +41,8 @@ function questionForm(values, { cards }, signal, ask) {
       completion(signal),
       field("timm architecture", "model", values.model ?? "", { placeholder: "resnet50", list: "models", autocomplete: "off", spellcheck: "false", maxlength: 200 }, "wide"),
       field("Batch size", "batch_size", values.batch_size ?? "64", { inputmode: "numeric" }),
-      Object.entries(SETTINGS).map(([name, [label, options]]) => choice(label, name, options, values[name] ?? options[0][0])),
+      choice("Phase", "phase", [["train", "training step"], ["infer", "inference step"]], values.phase ?? "train"),
+      Object.entries(SETTINGS).map(([name, label]) => choice(label, name, [["", "as most labels"], ...settings[name].map((o) => [o, o])], values[name] ?? "")),
       h("div", { class: "buttons" }, h("button", { class: "primary" }, "Show"))),
     problem);
   form.addEventListener("submit", (event) => {
