@@ -222,8 +222,9 @@ def refuse_unknown_names(session: Session, wanted: LabelFilter) -> None:
             raise InputError(f"campaign {name!r} may be {' or '.join(matches[:10])}; name one")
         if not matches:
             raise _unknown_name(what, name, known)
+    comparable = columns.keys() & columns_of(wanted).keys()
     for what, _, name in comparisons(wanted.where) if wanted.where is not None else ():
-        if what in columns and name not in (known := list_names(session, columns[what])):
+        if what in comparable and name not in (known := list_names(session, columns[what])):
             raise _unknown_name(what, name, known)
 
 

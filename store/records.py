@@ -107,7 +107,7 @@ class Activity:
     done: int = 0
     total: int = 0
     eta_s: float | None = None
-    """Expected time to the end of the whole campaign; None while unknown."""
+    """Expected time to the end of the campaign, or of tracing; None while unknown."""
     current: Sequence[str] = ()
     """Running measurements, a line each."""
 

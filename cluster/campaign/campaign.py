@@ -684,7 +684,7 @@ class CampaignRunner:
     def _stop_by(self, stop: Stop) -> None:
         """Begin nothing more because of a stop rule, also after a restart."""
         line = f"enough ({stop.rule}): {stop.reason}"
-        event = {"message": line, "rule": stop.rule, "reason": stop.reason}
+        event = {"message": line, "rule": stop.rule, "told": stop.reason}
         self.store.campaigns.log_event(self.id, STOP_EVENT, event)
         self._standing = None
 

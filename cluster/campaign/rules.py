@@ -451,7 +451,7 @@ def forecast_end(
 def find_stop(store: Store, campaign_id: str) -> Stop | None:
     """Return the stop rule that has ended a campaign; None if none has."""
     events = store.campaigns.events(campaign_id, kind=STOP_EVENT)
-    return next((Stop(e.message["rule"], e.message["reason"]) for e in events), None)
+    return next((Stop(e.message["rule"], e.message["told"]) for e in events), None)
 
 
 def find_end(store: Store, campaign: CampaignRecord, budget: CampaignBudget) -> CampaignEnd | None:

@@ -72,8 +72,6 @@ class DeviceFacts:
     measuring: int
     workers: int
     attempts_per_minute: float
-    minutes_to_go: float | None
-    """Expected remaining minutes; None if nothing was measured recently."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +176,8 @@ class CampaignFacts:
     devices: Mapping[str, DeviceFacts]
     """Progress by device, the source first."""
     minutes_to_go: float | None
-    """Minutes of measuring; None while a device has no rate."""
+    """Expected minutes to the end (of tracing, while steps are traced), as the campaign's process
+    last said; None without one."""
     assignments: Mapping[str, Mapping[AssignmentState, int]]
     outcomes: Mapping[str, Mapping[str, int]]
     rounds: Sequence[RoundFacts]
@@ -247,8 +246,8 @@ def campaign_facts(store: Store, campaign_id: str, *, latest_events: int = 5) ->
     budget = CampaignBudget.of(campaign)
     working = store.assignments.of_campaign(campaign_id, state=AssignmentState.LEASED)
     standing = store.campaigns.standing(campaign.id)
-    devices = _devices(store, campaign, budget, working, standing)
-    minutes = [device.minutes_to_go for device in devices.values()]
+    devices = _devices(store, campaign, budget, working)
+    eta_s = campaign.activity.eta_s
     rounds = [
         record_of(RoundFacts, r, report=TrainingReport.of(r.report))
         for r in store.rounds.all(campaign_id)
@@ -259,7 +258,7 @@ def campaign_facts(store: Store, campaign_id: str, *, latest_events: int = 5) ->
         state=live_state(campaign),
         next_command=_next_command(campaign),
         devices=devices,
-        minutes_to_go=None if None in minutes else max(m for m in minutes if m is not None),
+        minutes_to_go=None if eta_s is None else eta_s / 60,
         assignments=store.assignments.counts(campaign_id),
         outcomes=store.campaigns.outcome_counts(campaign_id),
         rounds=rounds,
@@ -352,7 +351,6 @@ def _devices(
     campaign: CampaignRecord,
     budget: CampaignBudget,
     working: Sequence[Assignment],
-    standing: Standing,
 ) -> dict[str, DeviceFacts]:
     now = datetime.now(UTC)
     began = max(now - timedelta(minutes=WINDOW_MIN), datetime.fromisoformat(campaign.created_at))
@@ -365,21 +363,13 @@ def _devices(
         done = states.get(AssignmentState.DONE, 0)
         failed = states.get(AssignmentState.FAILED, 0)
         leases = [a.worker for a in working if a.device == device]
-        workers = len(set(leases))
-        rate = sum(lately.get(device, {}).values()) / minutes
-        to_come = budget.budget(device) - done - failed
-        each_s = standing.seconds_per_configuration(device) if rate or workers else None
-        minutes_to_go = None if to_come else 0.0
-        if each_s is not None:
-            minutes_to_go = to_come * each_s / max(1, workers) / 60
         return DeviceFacts(
             done=done,
             failed=failed,
             budget=budget.budget(device),
             measuring=len(leases),
-            workers=workers,
-            attempts_per_minute=rate,
-            minutes_to_go=minutes_to_go,
+            workers=len(set(leases)),
+            attempts_per_minute=sum(lately.get(device, {}).values()) / minutes,
         )
 
     return {device: facts(device) for device in budget.devices.keys}

@@ -102,17 +102,16 @@ def sparkline(values: Sequence[float | None]) -> str:
 
 def _title(facts: CampaignFacts) -> str:
     minutes = None if facts.has_ended else facts.minutes_to_go
-    to_go = f", about {minutes:,.0f} minutes of measuring to go" if minutes else ""
+    to_go = f", about {minutes:,.0f} minutes to go" if minutes else ""
     return f"campaign {facts.id} ({facts.name}): {facts.standing}{to_go}"
 
 
 def _progress(facts: CampaignFacts) -> tuple[str, Sequence[str], list[tuple[Any, ...]]]:
     """Return title, columns and rows; nothing works and nothing is to come after the end."""
-    columns = ["device", "done", "failed", "budget", "measuring", "workers", "attempts/min",
-               "minutes to go"]  # fmt: skip
+    columns = ["device", "done", "failed", "budget", "measuring", "workers", "attempts/min"]
     rows = [(name, *astuple(device)) for name, device in facts.devices.items()]
     if facts.has_ended:
-        shown = [at for at, name in enumerate(columns) if name not in {"workers", "minutes to go"}]
+        shown = [at for at, name in enumerate(columns) if name != "workers"]
         columns = [columns[at] for at in shown]
         rows = [tuple(row[at] for at in shown) for row in rows]
     return "progress", columns, rows

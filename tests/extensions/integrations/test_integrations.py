@@ -10,7 +10,7 @@ import torch
 import yaml
 
 import trappm
-from trappm.extensions.integrations.forecast import TrainingContext, forecast
+from trappm.extensions.integrations.forecast import TrainingContext, forecast, fp32_of_process
 from trappm.extensions.integrations.training_watch import PROTOCOL, RecordedSteps
 from trappm.profiler.errors import InputError, UnknownArchitectureError
 from trappm.profiler.models import zoo
@@ -242,3 +242,21 @@ def test_callback_of_a_named_model_equals_predict():
     )  # fmt: skip
     assert said.memory == pytest.approx(predicted.memory)
     assert (said.verdict, said.largest_batch) == (predicted.verdict, predicted.largest_batch)
+
+
+def test_precision_in_fp32_is_that_of_the_process():
+    """Whichever of PyTorch's ways has set it."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    assert fp32_of_process() is Precision.FP32
+    try:
+        torch.set_float32_matmul_precision("high")
+        assert fp32_of_process() is Precision.TF32
+        torch.set_float32_matmul_precision("highest")
+        cudnn.allow_tf32 = False
+        assert fp32_of_process() is Precision.FP32_STRICT
+        matmul.fp32_precision = "tf32"
+        assert fp32_of_process() is Precision.TF32
+    finally:
+        matmul.fp32_precision = "ieee"
+        torch.set_float32_matmul_precision("highest")
+        cudnn.allow_tf32 = True

@@ -129,10 +129,14 @@ def fp32_of_process() -> Precision:
     """Return which of the precisions in fp32 PyTorch is set to in this process."""
     from torch.backends import cuda, cudnn
 
-    if cuda.matmul.fp32_precision == "tf32":
+    if hasattr(cudnn, "conv"):  # since PyTorch 2.9, where reading the earlier flags may fail
+        in_products = cuda.matmul.fp32_precision == "tf32"
+        in_convolutions = cudnn.conv.fp32_precision == "tf32"
+    else:
+        in_products, in_convolutions = cuda.matmul.allow_tf32, cudnn.allow_tf32
+    if in_products:
         return Precision.TF32
-    convolutions = cudnn.conv.fp32_precision  # type: ignore[attr-defined]
-    return Precision.FP32 if convolutions == "tf32" else Precision.FP32_STRICT
+    return Precision.FP32 if in_convolutions else Precision.FP32_STRICT
 
 
 @independent_of_caller

@@ -5,7 +5,7 @@ Every response is bounded: rows come in pages.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_type_hints
 
 from fastapi import APIRouter, Depends, Query
 from fastapi.responses import Response
@@ -15,7 +15,7 @@ from trappm.label_store import store_or_none_yet
 from trappm.profiler.devices.catalogue import card_keys
 from trappm.profiler.errors import InputError
 from trappm.profiler.models.known_names import registered_names
-from trappm.profiler.records import MemoryFormat, Optimizer, Precision
+from trappm.profiler.records import StepSettings
 from trappm.store import Home, LabelFilter
 
 router = APIRouter(prefix="/api", tags=["page"])
@@ -112,5 +112,5 @@ def list_models() -> dict[str, Any]:
 @router.get("/devices")
 def list_devices() -> dict[str, Any]:
     """Return all GPUs of the catalogue, and the choices of a step's settings."""
-    kinds = {"precision": Precision, "memory_format": MemoryFormat, "optimizer": Optimizer}
+    kinds = get_type_hints(StepSettings)
     return {"cards": card_keys(), "settings": {name: [*kind] for name, kind in kinds.items()}}

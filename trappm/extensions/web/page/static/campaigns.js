@@ -103,7 +103,7 @@ function summary(data) {
       bar(n.done, n.budget, `${device}: measured of planned`),
       h("p", { class: "muted" }, [
         n.failed && `${n.failed} could not be measured`, n.measuring && `${n.measuring} in progress`,
-        !ended && `${number(n.attempts_per_minute, 3)} per minute recently`, !ended && n.minutes_to_go ? `${duration(n.minutes_to_go)} left` : null,
+        !ended && `${number(n.attempts_per_minute, 3)} per minute recently`,
       ].filter(Boolean).join(" · "))));
   const cost = data.cost;
   return h("div", { class: "tiles" },
