@@ -73,6 +73,9 @@ CACHE_KNOTS = np.log([1 / 16, 1 / 4, 1, 4])
 ALIGNED_AXES = 3
 """Number of aligned axes: rows (pixels of an image for convolutions), columns and depth."""
 
+CUBES = (2, 3, 5)
+"""Widths of windows of three dimensions."""
+
 TILES = ((256, 128), (128, 64), (64, 32))
 """Rows and columns of the result that one unit computes at a time; a library chooses."""
 _SPLITS = (1, 2, 4, 8, 16, 32, 64)
@@ -124,7 +127,7 @@ class Products:
     last: Tensor
     """1 for channels-last."""
     full: Tensor
-    """1 for fp32 without TF32: no tensor cores."""
+    """1 for arithmetic without tensor cores, such as fp32 without TF32."""
     winograd: Tensor
     """1 where the library may take an algorithm with fewer operations than are counted."""
     reordered: Tensor
@@ -260,9 +263,9 @@ def _products(kernels: Kernels, spec: DeviceSpec, precision: Precision) -> _Rows
     ).round()
     axes[convolution & weight_gradient, 2] = rows[convolution & weight_gradient]
     alignment = np.where(axes % 8 == 0, 0, np.where(axes % 2 == 0, 1, 2))
-    alignment[~(half & tiled & (kinds != KernelKind.ATTENTION))] = 0
     tf32 = spec.uses_tf32(kinds, half, precision)
-    on_tensor_cores = half & (kinds != KernelKind.DEPTHWISE)
+    on_tensor_cores = half & spec.has_tensor_cores
+    alignment[~(on_tensor_cores & tiled & (kinds != KernelKind.ATTENTION))] = 0
     detail = _FIRST_DETAIL[kinds] + _detail(kinds, windows, strides, fan_in, fan_out, products)
     behaves = np.where(_like_forward(kinds, passes, half), Pass.FORWARD, passes)
     return {
@@ -270,13 +273,15 @@ def _products(kernels: Kernels, spec: DeviceSpec, precision: Precision) -> _Rows
         "base": kinds * PASSES + passes,
         "like": kinds * PASSES + behaves,
         "detail": detail,
-        "peak": np.select([on_tensor_cores, tf32], [Peak.HALF, Peak.TF32]),
+        "peak": np.select(
+            [half & (kinds != KernelKind.DEPTHWISE), tf32], [Peak.HALF, Peak.TF32]
+        ),
         "last": last.astype(np.float64),
-        "full": (~half & ~tf32).astype(np.float64),
+        "full": (~on_tensor_cores & ~tf32).astype(np.float64),
         "winograd": (
             ~half & (kinds == KernelKind.DENSE) & (windows == 9) & (strides == 1) & ~tf32
         ).astype(np.float64),
-        "reordered": (convolution & half & ~last).astype(np.float64),
+        "reordered": (convolution & on_tensor_cores & ~last).astype(np.float64),
         "log_flops": np.log(sizes[:, Size.FLOPS]),
         "log_bytes": np.log(sizes[:, : Size.WRITTEN_BYTES + 1].sum(axis=1)),
         "columns": columns,
@@ -307,7 +312,11 @@ def _detail(
     fan_out: Array,
     groups: Array,
 ) -> Indices:
-    """Return the class of each kernel within its kind, counted from 0."""
+    """Return the class of each kernel within its kind, counted from 0.
+
+    A window of three dimensions has the class of the square window of its width.
+    """
+    windows = np.select([windows == size**3 for size in CUBES], [size**2 for size in CUBES], windows)
     strided = (strides > 1).astype(np.int64)
     patch = (windows == strides**2) & (windows > 1)
     dense = np.select(

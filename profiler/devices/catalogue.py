@@ -255,18 +255,21 @@ def most_similar(name: str, models: Iterable[str]) -> str | None:
     """Return the model of the card whose kernels are most similar to those of a card, or None.
 
     Libraries have kernels by generation, and chips with stacked memory (HBM) have several times the
-    bandwidth and tensor arithmetic per multiprocessor of others.
+    bandwidth and tensor arithmetic per multiprocessor of others. Of two cards with the same chip, a
+    GeForce is sold with half of the tensor arithmetic, which it reaches. The other one reaches a
+    smaller share of its peak.
     """
     card = card_of(name)
 
-    def distance(model: str) -> tuple[bool, float, float]:
+    def distance(model: str) -> tuple[bool, float, float, float]:
         other = card_of(model)
         if card is None or other is None:
-            return True, math.inf, math.inf
+            return True, math.inf, math.inf, math.inf
         (major, minor), (own_major, own_minor) = other.capability, card.capability
         generations = abs(major - own_major + (minor - own_minor) / 10)
         faster = abs(math.log(other.bandwidth_gbs / card.bandwidth_gbs))
-        return other.has_hbm != card.has_hbm, generations, faster
+        tensors = other.half_tflops / other.fp32_tflops / (card.half_tflops / card.fp32_tflops)
+        return other.has_hbm != card.has_hbm, abs(round(math.log2(tensors))), generations, faster
 
     nearest = min(models, key=distance, default=None)
     return None if nearest is None or distance(nearest)[0] else nearest
@@ -480,6 +483,14 @@ class DeviceSpec:
     """Share of the gaps between blocks of CUDA's allocator that also occurs here."""
     tf32_tflops: float | None = None
     """Peak of products in TF32; None without TF32."""
+
+    @property
+    def has_tensor_cores(self) -> bool:
+        """Return whether products in 16 bits have units of their own, from Volta on.
+
+        Cards without them, such as Pascal's and GTX 16, have at most twice the peak of fp32.
+        """
+        return self.tf32_tflops is not None or self.half_tflops > 3 * self.full_tflops
 
     @property
     def lanes_tflops(self) -> float:

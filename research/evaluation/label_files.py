@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from research.importers import gpumemnet, node_steps, timm_results
+from research.importers import gpumemnet, milabench, node_steps, timm_results
 from research.importers.sheets import read_rows
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Measurement, Outcome
@@ -62,17 +62,15 @@ def read_labels(path: Path, named_like: Path | None = None) -> list[Measurement]
 
 
 def _parse_rows(path: Path, named_like: Path | None) -> Iterable[ParsedRow]:
-    if path.suffix != ".csv":
+    if ".csv" not in path.suffixes:
         return read_file(path)
-    with check_size(path).open(encoding="utf-8-sig", newline="") as file:
-        try:
-            columns = set(next(csv.reader(file), []))
-        except (UnicodeDecodeError, csv.Error) as error:
-            raise InputError(f"{path.name} is not a CSV file: {error}") from error
+    columns = {*next(read_rows(path, frozenset(), dict), {})}
     if set(gpumemnet.LOGGED) <= columns:
         return gpumemnet.parse_rows(path)
     if columns & {"train_step_time", "infer_step_time"}:
         return timm_results.parse_rows(path, named_like=named_like)
+    if columns >= milabench.COLUMNS:
+        return milabench.parse_rows(path)
     if node_steps.sheet_of(columns) is not None:
         return node_steps.parse_rows(path)
     raise InputError(

@@ -11,14 +11,19 @@ from typing import Annotated
 
 import typer
 
-from research.importers import gpumemnet, node_steps, timm_results
+from research.importers import gpumemnet, milabench, node_steps, timm_results
 from trappm.cli.labels import print_import
 from trappm.cli.options import AsJson
 from trappm.profiler.errors import InputError
 from trappm.store import Home, Store
 from trappm.store.files import ImportReport, check_size, record_rows
 
-SOURCES = ("gpumemnet", "timm", *node_steps.SOURCES)
+READERS = {
+    "gpumemnet": gpumemnet.parse_rows,
+    milabench.SOURCE: milabench.parse_rows,
+    "timm": timm_results.parse_rows,
+}
+SOURCES = (*READERS, *node_steps.SOURCES)
 
 
 def import_sheet(store: Store, path: Path, source: str) -> ImportReport:
@@ -35,7 +40,7 @@ def import_sheet(store: Store, path: Path, source: str) -> ImportReport:
     """
     if source not in SOURCES:
         raise InputError(f"Unknown source {source!r}. Expected one of: {', '.join(SOURCES)}")
-    read = {"gpumemnet": gpumemnet.parse_rows, "timm": timm_results.parse_rows}.get(source)
+    read = READERS.get(source)
     rows = node_steps.parse_rows(path, source) if read is None else read(path)
     return record_rows(store.measurements.record_many, path.name, source, lambda: rows)
 

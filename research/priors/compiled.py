@@ -20,7 +20,14 @@ import typer
 from research.data import data_folder
 from research.held_out import Array, held_out, percent_errors
 from research.priors import IsWriting
-from research.priors.steps import TRACES, PublishedSteps, Traces, kernels
+from research.priors.steps import (
+    PAIRS_CARDS,
+    PAIRS_FILE,
+    TRACES,
+    PublishedSteps,
+    Traces,
+    kernels,
+)
 from trappm.learner.interface import Workload
 from trappm.learner.physics.compiled_step import (
     REFERENCE,
@@ -35,9 +42,6 @@ from trappm.profiler.models.zoo import current_name
 from trappm.profiler.records import Execution, Graph, Optimizer, Phase, Precision
 from trappm.profiler.traced_step import StepKernels, TraceKey, TraceSettings
 
-FILE = "new/timm_infer_2026_eager_and_compiled.csv.gz"
-CARDS = {"rtx-4090": "4090", "rtx-pro-6000-blackwell-max-q-workstation": "pro6000maxq"}
-"""Name in the sheet by card of the catalogue."""
 MAX_EAGER_ERROR = 0.25
 """Log error of the eager prior above which a pair neither teaches nor judges a ratio: timm runs
 such models otherwise than by default (reparameterized, or without a cache of positions)."""
@@ -74,7 +78,7 @@ def pairs(path: Path, most: int | None = None) -> pd.DataFrame:
     both = both.sample(frac=1, random_state=0)
     if most is None:
         return both
-    first = both[both.device == CARDS[REFERENCE]]
+    first = both[both.device == PAIRS_CARDS[REFERENCE]]
     families = first.model.map(lambda name: family_of(current_name(name)))
     drawn = first[first.groupby(families).cumcount() < most]
     return both.merge(drawn[["model", "infer_img_size"]].drop_duplicates())
@@ -91,7 +95,7 @@ class CardPairs:
     def of(cls, card: str, table: pd.DataFrame, traces: Path) -> CardPairs:
         """Return the pairs whose kernels are in the folder or can be traced."""
         rows: tuple[list[tuple[Workload, str, float]], ...] = [], []
-        for row in table[table.device == CARDS[card]].to_dict("records"):
+        for row in table[table.device == PAIRS_CARDS[card]].to_dict("records"):
             name = current_name(str(row["model"]))
             both = inference_kernels(name, int(row["infer_img_size"]), traces)
             times = row["eager_ms"], row["compiled_ms"]
@@ -227,11 +231,11 @@ def main(
     """Print mean errors over seeds, for each card with its own ratios and with the other's, or
     fit and write the constants of the reference.
     """
-    table = pairs(data_folder() / FILE, most)
+    table = pairs(data_folder() / PAIRS_FILE, most)
     if is_writing:
         fit_and_write(CardPairs.of(REFERENCE, table, traces))
         return
-    cards = {card: CardPairs.of(card, table, traces) for card in CARDS}
+    cards = {card: CardPairs.of(card, table, traces) for card in PAIRS_CARDS}
     for name, card in cards.items():
         for key, reference in cards.items():
             rows = [

@@ -2,6 +2,7 @@
 
 neusight        single kernels in fp32, without TF32; times include the launch by a host
 aiconfigurator  products in bf16, replayed without a host, so that launches take 2 to 5 us
+sailor          large products of Megatron's layers in fp16
 """
 
 from __future__ import annotations
@@ -41,6 +42,44 @@ HEIGHTS = (1, 2, 4, 7, 8, 14, 16, 28, 32, 56)
 """Heights of square images that the rows of a product may be pixels of."""
 MIN_HEIGHT, MIN_PIXELS, MAX_CHANNELS = 7, 1024, 4096
 """Sizes of convolutions of one pixel, rounded from those of timm's networks."""
+SAILOR = "sailor"
+SAILOR_FILE = "new/sailor_operators_six_gpus.csv.gz"
+"""Forward and backward times of Megatron's operators (eth-easl/sailor, MIT)."""
+SAILOR_CARDS = {"v100-sxm2-16gb": "V100-16", "rtx-3090": "RTX-3090", "titan-rtx": "Titan-RTX"}
+"""Name in the sheet by card. Its RTX 2080 is faster than the peak of that card."""
+SAILOR_LENGTH = 2048
+"""Tokens per sequence, by the sizes of the sheet's activations."""
+SAILOR_WIDTHS = {"OPT-350": 1024, "GPT-Neo-2.7": 2560, "OPT-30": 7168}
+SAILOR_LAYERS = {"enc-MLP-GEMM-1": (1, 4), "enc-MLP-GEMM-2": (4, 1)}
+"""Inputs and outputs of a layer in multiples of the model's width. The second layer of several
+ranks is left out, as its time includes their communication."""
+MIN_SAILOR_US = 300.0
+"""Shortest time that is used: shorter products wait for their host."""
+
+
+def megatron_products(data: Path, card: str) -> Evidence:
+    """Return the forward products in fp16 of Megatron's layers on a card of `SAILOR_CARDS`."""
+    sheet = pd.read_csv(data / SAILOR_FILE)
+    is_alone = (sheet.op_name == "enc-MLP-GEMM-1") | (sheet.tensor_parallel == 1)
+    sheet = sheet[
+        (sheet.card == SAILOR_CARDS[card])
+        & sheet.folder.str.endswith("fp16")
+        & sheet.op_name.isin(SAILOR_LAYERS)
+        & is_alone
+        & (sheet["forward-compute"] > MIN_SAILOR_US)
+    ]
+    keys = ["model", "micro_batch", "tensor_parallel", "op_name"]
+    times_us = sheet.groupby(keys, as_index=False)["forward-compute"].median()
+    calls = []
+    for model, batch, ranks, name, time_us in times_us.itertuples(index=False):
+        inputs, outputs = (SAILOR_WIDTHS[model] * factor for factor in SAILOR_LAYERS[name])
+        call = KernelCall.of(
+            Operator.LINEAR, DataType.FP16,
+            batch=batch, rows=SAILOR_LENGTH, inputs=inputs, outputs=outputs // ranks,
+        )  # fmt: skip
+        calls.append((call, time_us / 1000))
+    model = read_name(card).model
+    return kernel_evidence(model, f"{SAILOR} {model}", spec_of(card), calls)
 
 
 def published_kernels(nodes: Path, card: str) -> Evidence:

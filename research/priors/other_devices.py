@@ -21,20 +21,28 @@ from research.data import data_folder
 from research.evaluation.label_files import read_labels, read_usable
 from research.evaluation.workbench import CORES, Workbench
 from research.held_out import Array, percent_errors
+from research.importers import milabench
 from research.priors import IsWriting
 from research.priors.joint_fit import Distribution, Evidence, JointFit, SharedPrior
 from research.priors.kernel_sources import (
     NEUSIGHT_SHARES,
     PRODUCT_CARDS,
     PRODUCTS_FILE,
+    SAILOR,
+    SAILOR_CARDS,
+    SAILOR_FILE,
     half_products,
+    megatron_products,
     published_kernels,
 )
 from research.priors.second_device import judge_v100, medians
 from research.priors.steps import (
     DASHBOARD,
+    MILABENCH_FILE,
     NVIDIA,
+    PAIRS_FILE,
     TIMM,
+    TIMM_2026,
     TRACES,
     PublishedSteps,
     Traces,
@@ -42,6 +50,8 @@ from research.priors.steps import (
     h100_labels,
     h100_steps,
     learned_from,
+    max_q_steps,
+    milabench_steps,
     node_sheet_steps,
     nvidia_steps,
     some_timm_steps,
@@ -109,10 +119,13 @@ def all_evidence(data: Any, traces: Any) -> tuple[list[PublishedSteps], list[Evi
         dashboard_steps(traces),
         *(some_timm_steps(key, data, traces) for key in infer),
         h100_steps(traces),
+        *milabench_steps(data, traces),
+        max_q_steps(data, traces),
     ]
     kernels = [
         *(published_kernels(nodes, card) for card in NEUSIGHT_SHARES),
         *(half_products(data, card) for card in PRODUCT_CARDS),
+        *(megatron_products(data, card) for card in SAILOR_CARDS),
     ]
     return known, kernels
 
@@ -287,6 +300,9 @@ FILES: Mapping[str, tuple[str, str]] = {
     "timm": ("{card}_{phase}_step_amp_{layout}.csv", "Apache-2.0"),
     NVIDIA: ("nodes/dle_{{train_throughput,infer_latency}}.csv", "BSD-3-Clause"),
     DASHBOARD: ("research/data/pytorch_dashboard_a100.csv", ""),
+    TIMM_2026: (PAIRS_FILE, "Apache-2.0"),
+    milabench.SOURCE: (MILABENCH_FILE, "MIT"),
+    SAILOR: (SAILOR_FILE, "MIT"),
     "neusight": ("nodes/neusight_kernels_fp32_{part}.csv.gz", "MIT"),
     "aiconfigurator": (PRODUCTS_FILE, "Apache-2.0"),
     "trappm": ("h100/sweeps", ""),

@@ -20,7 +20,7 @@ import typer
 
 from research.data import ROOT
 from research.held_out import Array, Chosen
-from research.importers import node_steps
+from research.importers import milabench, node_steps
 from research.priors.joint_fit import Distribution, Evidence, JointFit
 from research.snapshot.shipped_sheets import H100_FILES, our_labels
 from trappm.cluster.trace_tasks import trace_of
@@ -69,6 +69,18 @@ MIN_BATCH = 32
 TRAINING = {"per_gpu_micro_batch": "batch", "micro_step_ms_derived": "step_ms"}
 INFERENCE = {"per_gpu_batch": "batch", "latency_from_throughput_ms": "step_ms"}
 """Columns of the two sheets. Mean latencies have outliers, throughputs have none."""
+
+
+PAIRS_FILE = "new/timm_infer_2026_eager_and_compiled.csv.gz"
+"""timm's inference steps, eager and compiled."""
+TIMM_2026 = "timm-2026"
+MAX_Q = "rtx-pro-6000-blackwell-max-q-workstation"
+PAIRS_CARDS = {"rtx-4090": "4090", MAX_Q: "pro6000maxq"}
+"""Name in PAIRS_FILE by card of the catalogue."""
+SAME_PARAMETERS = 0.02
+"""Largest relative difference of the numbers of parameters of equal models. timm fuses branches of
+some models (RepVGG, FastViT, LeViT, MobileOne), which ours have."""
+MILABENCH_FILE = "new/milabench_memory_and_throughput.csv.gz"
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,6 +222,49 @@ def timm_steps(key: str, data: Path, traces: Path, most: int | None = None) -> P
 
 def some_timm_steps(key: str, data: Path, traces: Path) -> PublishedSteps:
     return timm_steps(key, data, traces, TIMM_STEPS[TIMM[key].phase])
+
+
+def max_q_steps(data: Path, traces: Path) -> PublishedSteps:
+    """Return eager inference steps of an RTX PRO 6000 Max-Q in autocast, drawn at random."""
+    sheet = pd.read_csv(data / PAIRS_FILE)
+    is_own = (sheet.device == PAIRS_CARDS[MAX_Q]) & ~sheet.compiled & (sheet.precision == "amp")
+    sheet = sheet[is_own].sample(TIMM_STEPS[Phase.INFER], random_state=0)
+    rows = []
+    for row in sheet.to_dict("records"):
+        name = current_name(str(row["model"]))
+        what = Configuration(
+            architecture=name,
+            batch_size=int(row["infer_batch_size"]),
+            input_size=int(row["infer_img_size"]),
+            precision=Precision.AMP_FP16,
+            optimizer=Optimizer.MOMENTUM,
+            phase=Phase.INFER,
+        )
+        step, workload = cached_step(TraceKey.of(what), traces), traced(what, WHOLE_STEP, traces)
+        if workload is None or step is None or step.allocations is None:
+            continue
+        parameters = float(np.sum(step.allocations.buffer_bytes)) / 4e6
+        if abs(row["param_count"] / parameters - 1) < SAME_PARAMETERS:
+            rows.append((workload, name, float(row["infer_step_time"])))
+    return PublishedSteps.of(MAX_Q, f"{TIMM_2026} {MAX_Q}", rows)
+
+
+def milabench_steps(data: Path, traces: Path) -> list[PublishedSteps]:
+    """Return milabench's training steps by card."""
+    rows: dict[str, list[tuple[Workload, str, float]]] = defaultdict(list)
+    for row in milabench.parse_rows(data / MILABENCH_FILE):
+        label = row.measurement
+        if label is None or label.step_time_ms is None:
+            continue
+        workload = traced_label(label, traces)
+        if workload is not None:
+            rows[label.device].append(
+                (workload, label.configuration.architecture, label.step_time_ms)
+            )
+    return [
+        PublishedSteps.of(device, f"{milabench.SOURCE} {device}", labelled)
+        for device, labelled in rows.items()
+    ]
 
 
 def node_sheet_steps(nodes: Path, traces: Path) -> list[PublishedSteps]:
