@@ -273,9 +273,7 @@ def _products(kernels: Kernels, spec: DeviceSpec, precision: Precision) -> _Rows
         "base": kinds * PASSES + passes,
         "like": kinds * PASSES + behaves,
         "detail": detail,
-        "peak": np.select(
-            [half & (kinds != KernelKind.DEPTHWISE), tf32], [Peak.HALF, Peak.TF32]
-        ),
+        "peak": np.select([half & (kinds != KernelKind.DEPTHWISE), tf32], [Peak.HALF, Peak.TF32]),
         "last": last.astype(np.float64),
         "full": (~on_tensor_cores & ~tf32).astype(np.float64),
         "winograd": (
@@ -316,7 +314,9 @@ def _detail(
 
     A window of three dimensions has the class of the square window of its width.
     """
-    windows = np.select([windows == size**3 for size in CUBES], [size**2 for size in CUBES], windows)
+    windows = np.select(
+        [windows == size**3 for size in CUBES], [size**2 for size in CUBES], windows
+    )
     strided = (strides > 1).astype(np.int64)
     patch = (windows == strides**2) & (windows > 1)
     dense = np.select(

@@ -6,7 +6,6 @@ profiler. The settings of timm's sheets are in their file names, or in the name 
 
 from __future__ import annotations
 
-import csv
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,7 +14,7 @@ from research.importers import gpumemnet, milabench, node_steps, timm_results
 from research.importers.sheets import read_rows
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Measurement, Outcome
-from trappm.store.files import ParsedRow, check_size, read_file
+from trappm.store.files import ParsedRow, read_file
 
 METRICS = {
     "memory": "memory_mib",

@@ -38,7 +38,6 @@ from research.priors.kernel_sources import (
 from research.priors.second_device import judge_v100, medians
 from research.priors.steps import (
     DASHBOARD,
-    MILABENCH_FILE,
     NVIDIA,
     PAIRS_FILE,
     TIMM,
@@ -56,6 +55,7 @@ from research.priors.steps import (
     nvidia_steps,
     some_timm_steps,
 )
+from research.snapshot.shipped_sheets import MILABENCH_FILE
 from trappm.learner.heads.physics_heads import (
     OTHER_CARDS,
     OTHERS_FILE,

@@ -22,7 +22,7 @@ from research.data import ROOT
 from research.held_out import Array, Chosen
 from research.importers import milabench, node_steps
 from research.priors.joint_fit import Distribution, Evidence, JointFit
-from research.snapshot.shipped_sheets import H100_FILES, our_labels
+from research.snapshot.shipped_sheets import H100_FILES, MILABENCH_FILE, our_labels
 from trappm.cluster.trace_tasks import trace_of
 from trappm.learner.interface import Workload
 from trappm.learner.physics.prior import Prior
@@ -80,7 +80,6 @@ PAIRS_CARDS = {"rtx-4090": "4090", MAX_Q: "pro6000maxq"}
 SAME_PARAMETERS = 0.02
 """Largest relative difference of the numbers of parameters of equal models. timm fuses branches of
 some models (RepVGG, FastViT, LeViT, MobileOne), which ours have."""
-MILABENCH_FILE = "new/milabench_memory_and_throughput.csv.gz"
 
 
 @dataclass(frozen=True, eq=False)

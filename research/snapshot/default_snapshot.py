@@ -42,6 +42,7 @@ from research.priors.joint_fit import (
     SharedPrior,
     known_distribution,
 )
+from research.priors.kernel_sources import SAILOR, SAILOR_CARDS, SAILOR_FILE, megatron_products
 from research.snapshot.shipped_sheets import (
     KERNELS_FILE,
     SEED,
@@ -66,9 +67,17 @@ from trappm.learner.physics.step_time import StepTimePrior
 from trappm.learner.snapshots.manifest import MANIFEST
 from trappm.learner.snapshots.snapshot import SnapshotInfo, load_snapshot, save_snapshot
 from trappm.prediction.selection import SHIPPED
-from trappm.profiler.devices.catalogue import card_name, spec_of
+from trappm.profiler.devices.catalogue import card_name, read_name, spec_of
 from trappm.profiler.errors import InputError, TrappmError
-from trappm.profiler.records import METRICS, Graph, Measurement, Phase, StepSettings, is_cpu_device
+from trappm.profiler.records import (
+    METRICS,
+    Graph,
+    Measurement,
+    Outcome,
+    Phase,
+    StepSettings,
+    is_cpu_device,
+)
 from trappm.store import Home
 
 SPLIT = (
@@ -90,8 +99,8 @@ class Trained:
     """Labels that the head was trained on."""
     files: Mapping[str, str]
     """File of each label by its attempt key."""
-    kernels: Evidence | None
-    """Single kernels in the training data."""
+    kernels: Mapping[str, Evidence]
+    """Single kernels in the training data by file."""
 
 
 def train(sheet: LabelSheet, data: Path, processes: int) -> Trained:
@@ -104,7 +113,7 @@ def train(sheet: LabelSheet, data: Path, processes: int) -> Trained:
     measurements = [label for labels in by_file.values() for label in labels]
     files = {m.attempt_key: file for file, ms in by_file.items() for m in ms}
     usable = read_usable(data / sheet.usable) if sheet.usable else None
-    kernels = neusight_kernels(data / KERNELS_FILE, sheet.kernels) if sheet.kernels else None
+    kernels = _kernels(sheet, data)
     bench = Workbench(metric=sheet.metric, processes=processes, usable=usable)
     if sheet.metric == "memory_mib" or is_cpu_device(sheet.device):
         samples = bench.prepared(measurements).samples
@@ -127,15 +136,25 @@ def train(sheet: LabelSheet, data: Path, processes: int) -> Trained:
     return Trained(sheet, head, errors, measurements, files, kernels)
 
 
-def _prior(sheet: LabelSheet, kernels: Evidence | None) -> Prior:
+def _kernels(sheet: LabelSheet, data: Path) -> dict[str, Evidence]:
+    """Return single kernels of a sheet's card by file: NeuSight's, and Megatron's products."""
+    if sheet.kernels is None:
+        return {}
+    found = {KERNELS_FILE: neusight_kernels(data / KERNELS_FILE, sheet.kernels)}
+    for card in SAILOR_CARDS:
+        if read_name(card).model == read_name(sheet.kernels).model:
+            found[SAILOR_FILE] = megatron_products(data, card)
+    return found
+
+
+def _prior(sheet: LabelSheet, kernels: Mapping[str, Evidence]) -> Prior:
     """Return the prior of a sheet's device without its labels."""
     spec = spec_of(sheet.device)
     if sheet.metric == "memory_mib" and not sheet.measured:
         return MemoryPrior()  # its constants start from this sheet with other software
     prior = starting_prior(sheet.metric, spec, kernels=True)
-    if isinstance(prior, StepTimePrior) and (kernels is not None or sheet.measured):
-        own = () if kernels is None else (kernels,)
-        return SharedPrior.like_others(spec, known_distribution(), own)
+    if isinstance(prior, StepTimePrior) and (kernels or sheet.measured):
+        return SharedPrior.like_others(spec, known_distribution(), tuple(kernels.values()))
     return prior
 
 
@@ -184,6 +203,7 @@ def publish(trained: Sequence[Trained], registry: Path, kept: Path | None = None
         for sheet in SHEETS
         for of_file in sheet.labels(data_folder()).values()
         for measurement in of_file
+        if _is_label(measurement, sheet)
     ]
     return save_snapshot(
         registry,
@@ -240,10 +260,14 @@ def kept_parts(
 
 
 def _trained_heads(part: Trained, phase: Phase) -> TrainedHeads:
-    of_phase = [m.configuration for m in part.measurements if m.configuration.phase is phase]
-    settings = Counter(StepSettings(c.precision, c.memory_format, c.optimizer) for c in of_phase)
+    of_phase = [m for m in part.measurements if m.configuration.phase is phase]
+    settings = Counter(
+        StepSettings(c.precision, c.memory_format, c.optimizer)
+        for c in (m.configuration for m in of_phase)
+    )
+    count = sum(_is_label(m, part.sheet) for m in of_phase)
     return TrainedHeads(
-        Heads({part.sheet.metric: part.head}, len(of_phase)),
+        Heads({part.sheet.metric: part.head}, count),
         tuple(setting for setting, _ in settings.most_common()),
     )
 
@@ -278,6 +302,7 @@ def _sources(part: Trained) -> Iterator[dict[str, Any]]:
             str(m.environment.get("licence", "")),
         )
         for m in part.measurements
+        if _is_label(m, part.sheet)
     )
     for (phase, file, source, licence), count in rows.items():
         yield {
@@ -289,16 +314,16 @@ def _sources(part: Trained) -> Iterator[dict[str, Any]]:
             **({"licence": licence} if licence else {}),
             **{name: errors for name, errors in part.errors[phase].items() if name in rare},
         }
-    if part.kernels is not None:
+    for file, kernels in part.kernels.items():
         yield {
             **common,
-            "file": KERNELS_FILE,
-            "source": NEUSIGHT,
+            "file": file,
+            "source": NEUSIGHT if file == KERNELS_FILE else SAILOR,
             "licence": "MIT",
-            "labels": len(part.kernels.workloads),
+            "labels": len(kernels.workloads),
         }
     prior = part.head.prior
-    if isinstance(prior, StepTimePrior) and (part.kernels is not None or part.sheet.measured):
+    if isinstance(prior, StepTimePrior) and (part.kernels or part.sheet.measured):
         for file, source, licence, count in LEARNED_FROM:  # where these heads start
             yield {**common, "file": file, "source": source, "licence": licence, "labels": count}
 
@@ -326,6 +351,11 @@ def _fit(
     return replace(head, residual=replace(head.residual, noise=noise))
 
 
+def _is_label(measurement: Measurement, sheet: LabelSheet) -> bool:
+    """Return whether a measurement has the sheet's metric, or ran out of memory."""
+    return getattr(measurement, sheet.metric) is not None or measurement.outcome is not Outcome.OK
+
+
 def _label(measurement: Measurement, sheet: LabelSheet) -> TrainingLabel:
     value = getattr(measurement, sheet.metric)
     return TrainingLabel(
@@ -342,7 +372,8 @@ def _cards() -> dict[str, str]:
     """Return the card of each key for which own measurements are more specific than the key."""
     named = {
         sheet.device: card_name(
-            sheet.device, (m.environment for ms in sheet.labels(Path()).values() for m in ms)
+            sheet.device,
+            (m.environment for ms in sheet.labels(data_folder()).values() for m in ms),
         )
         for sheet in SHEETS
         if sheet.measured

@@ -31,6 +31,7 @@ class LabelSheet:
     """Label files of one device, and the metric to learn from them."""
 
     files: tuple[str, ...]
+    """Files of published labels, or of our own if `measured`."""
     device: str
     phases: tuple[Phase, ...]
     metric: str
@@ -44,6 +45,8 @@ class LabelSheet:
     """True for our own measurements; their files are in `OUR_OWN`."""
     hosts_apart: float = 0.0
     """Deviation of the logarithm between hosts whose devices have the same key."""
+    published: tuple[str, ...] = ()
+    """Files of published labels of the same device, in addition to our own."""
 
     def labels(self, data: Path) -> dict[str, list[Measurement]]:
         """Return the labels by file; `data` is the folder of published ones.
@@ -51,11 +54,11 @@ class LabelSheet:
         Raises:
             InputError: A file is missing or cannot be read.
         """
-        if self.measured:
-            return {file: our_labels(file) for file in self.files}
-        return {
+        own = self.files if self.measured else ()
+        published = self.published if self.measured else self.files
+        return {file: our_labels(file) for file in own} | {
             file: [m for m in read_labels(data / file) if not self.keys or m.device in self.keys]
-            for file in self.files
+            for file in published
         }
 
 
@@ -85,6 +88,7 @@ def our_attempts(file: str | Path) -> list[Measurement]:
 
 BOTH = (Phase.TRAIN, Phase.INFER)
 H100_FILES = ("h100/sweeps/check.jsonl.xz", "h100/sweeps/first.jsonl.xz")
+MILABENCH_FILE = "new/milabench_memory_and_throughput.csv.gz"
 OUR_METRICS = ("step_time_ms", "memory_mib")
 HOSTS_APART = 0.5
 """Deviation of the log step time between CPUs with the same number of threads: the two measured
@@ -114,7 +118,18 @@ SHEETS = (
         keys=("v100-16gb", "v100-dgxs-16gb"),
         kernels="v100-pcie-32gb",
     ),
-    *(LabelSheet(H100_FILES, "h100", BOTH, metric, measured=True) for metric in OUR_METRICS),
+    *(
+        LabelSheet(
+            H100_FILES,
+            "h100",
+            BOTH,
+            metric,
+            keys=("h100-80gb",),
+            measured=True,
+            published=(MILABENCH_FILE,),
+        )
+        for metric in OUR_METRICS
+    ),
     *(
         LabelSheet(
             cpu_files(device),
