@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import enum
 import json
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -76,7 +77,12 @@ from trappm.learner.physics.graph_prior import GraphPrior
 from trappm.learner.physics.memory import MemoryPrior
 from trappm.learner.physics.power import PowerPrior
 from trappm.learner.physics.prior import Prior
-from trappm.learner.physics.step_time import StepTimePrior, starting_constants
+from trappm.learner.physics.step_time import (
+    Peak,
+    StepTimePrior,
+    group_rows,
+    starting_constants,
+)
 from trappm.learner.residual import CAUTION, FOLDS, Residual, fit_residual
 from trappm.learner.stats.calibration import (
     Calibration,
@@ -90,6 +96,7 @@ from trappm.profiler.devices.catalogue import (
     CPU,
     USABLE_SHARE,
     DeviceSpec,
+    card_of,
     known_spec,
     most_similar,
     process_memory_mib,
@@ -709,7 +716,9 @@ class OtherDevices:
         if basis is not None and (basis, model) in self.of_cards:
             return self.of_cards[basis, model]
         like = most_similar(device, [m for kind, m in self.of_cards if kind is Basis.STEPS])
-        return self.constants if like is None else self.of_cards[Basis.STEPS, like]
+        if like is None:
+            return self.constants
+        return constants_on(device, like, self.of_cards[Basis.STEPS, like])
 
     def heads(self, device: str, phase: Phase) -> TrainedHeads | None:
         """Heads of step time and memory of a card; None where the catalogue does not list it."""
@@ -777,6 +786,23 @@ class OtherDevices:
         }
         constants = _constants(tensors["constants"])
         return cls(constants, of_cards, step_time, calibration("errors.memory"))
+
+
+def constants_on(device: str, like: str, constants: Tensor) -> Tensor:
+    """Return the constants of one card for another (c).
+
+    Peaks are relative to the data sheet. Those of tensor cores are moved by the shares of these
+    peaks that the power limits of the two cards allow.
+    """
+    cards = card_of(device), card_of(like)
+    own, other = (None if card is None else card.tensor_share for card in cards)
+    moved = constants.clone()
+    if own is not None and other is not None:
+        slower = math.log(other / own)
+        rows = {group.name: where for group, where in group_rows()}
+        moved[rows["peak"].start + Peak.HALF] += slower
+        moved[rows["tf32_peak"]] += slower
+    return moved
 
 
 def _constants(values: Tensor) -> Tensor:

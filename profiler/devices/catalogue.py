@@ -130,6 +130,17 @@ layout (examples/data/h100). An A100 needs as much (docs/research/memory.md).
 """
 
 
+WATTS_PER_TFLOP = {
+    (7, 0): 3.0, (7, 5): 3.0, (8, 0): 1.4, (8, 6): 2.3, (8, 9): 1.35, (9, 0): 0.95,
+    (10, 0): 0.65, (12, 0): 0.9,
+}  # fmt: skip
+"""Power of products in 16 bits by compute capability, in W per TFLOP/s that is reached.
+
+By large products of V100, Titan RTX (Sailor), A100, H100 (aiconfigurator), and by steps of an
+RTX PRO 6000 Max-Q (timm). 8.6, 8.9 and 10.0 are rough: the ratio of their processes to the others.
+"""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Card:
     """Specification of a card, or of a part by MIG; None for unknown figures."""
@@ -170,6 +181,14 @@ class Card:
         """Return whether the chip has stacked memory, as NVIDIA's largest of each generation."""
         major, minor = self.capability
         return major == 10 or (minor == 0 and major < 10)
+
+    @property
+    def tensor_share(self) -> float | None:
+        """Share of the peak of tensor cores that the power limit allows; None if unknown."""
+        needed = WATTS_PER_TFLOP.get(self.capability)
+        if needed is None or self.power_w is None:
+            return None
+        return min(self.power_w / (needed * self.half_tflops), 1.0)
 
     def library_workspace_mib(self, phase: Phase) -> float:
         """Return the workspaces of cuBLAS in PyTorch's allocator, in MiB.
@@ -261,15 +280,21 @@ def most_similar(name: str, models: Iterable[str]) -> str | None:
     """
     card = card_of(name)
 
-    def distance(model: str) -> tuple[bool, float, float, float]:
+    def distance(model: str) -> tuple[bool, bool, int, float, float]:
         other = card_of(model)
         if card is None or other is None:
-            return True, math.inf, math.inf, math.inf
+            return True, True, 0, math.inf, math.inf
         (major, minor), (own_major, own_minor) = other.capability, card.capability
         generations = abs(major - own_major + (minor - own_minor) / 10)
         faster = abs(math.log(other.bandwidth_gbs / card.bandwidth_gbs))
         tensors = other.half_tflops / other.fp32_tflops / (card.half_tflops / card.fp32_tflops)
-        return other.has_hbm != card.has_hbm, abs(round(math.log2(tensors))), generations, faster
+        return (
+            other.has_hbm != card.has_hbm,
+            (other.tf32_tflops is None) != (card.tf32_tflops is None),
+            abs(round(math.log2(tensors))),
+            generations,
+            faster,
+        )
 
     nearest = min(models, key=distance, default=None)
     return None if nearest is None or distance(nearest)[0] else nearest

@@ -18,7 +18,7 @@ from research.priors.joint_fit import Evidence
 from research.priors.kernel_calls import DataType, KernelCall, Operator, kernel_evidence
 from research.snapshot.shipped_sheets import neusight_kernels
 from trappm.profiler.devices.catalogue import read_name, spec_of
-from trappm.profiler.records import MemoryFormat
+from trappm.profiler.records import MemoryFormat, Precision
 
 NEUSIGHT_SHARES = {
     "a100-pcie-40gb": 0.5,
@@ -47,6 +47,9 @@ SAILOR_FILE = "new/sailor_operators_six_gpus.csv.gz"
 """Forward and backward times of Megatron's operators (eth-easl/sailor, MIT)."""
 SAILOR_CARDS = {"v100-sxm2-16gb": "V100-16", "rtx-3090": "RTX-3090", "titan-rtx": "Titan-RTX"}
 """Name in the sheet by card. Its RTX 2080 is faster than the peak of that card."""
+SAILOR_TYPES = {"fp16": Precision.AMP_FP16, "fp32": Precision.TF32}
+"""Precision by the name of the sheet's folder. Cards with TF32 reach its peak in the sheet's fp32,
+which is that of TF32 on an A100."""
 SAILOR_LENGTH = 2048
 """Tokens per sequence, by the sizes of the sheet's activations."""
 SAILOR_WIDTHS = {"OPT-350": 1024, "GPT-Neo-2.7": 2560, "OPT-30": 7168}
@@ -58,28 +61,42 @@ MIN_SAILOR_US = 300.0
 
 
 def megatron_products(data: Path, card: str) -> Evidence:
-    """Return the forward products in fp16 of Megatron's layers on a card of `SAILOR_CARDS`."""
-    sheet = pd.read_csv(data / SAILOR_FILE)
+    """Return forward products of Megatron's layers on a card of `SAILOR_CARDS`.
+
+    They are in fp16 and, on cards with TF32, in TF32.
+    """
+    sheet, spec, model = pd.read_csv(data / SAILOR_FILE), spec_of(card), read_name(card).model
     is_alone = (sheet.op_name == "enc-MLP-GEMM-1") | (sheet.tensor_parallel == 1)
     sheet = sheet[
         (sheet.card == SAILOR_CARDS[card])
-        & sheet.folder.str.endswith("fp16")
         & sheet.op_name.isin(SAILOR_LAYERS)
         & is_alone
         & (sheet["forward-compute"] > MIN_SAILOR_US)
     ]
-    keys = ["model", "micro_batch", "tensor_parallel", "op_name"]
+    sheet = sheet.assign(precision=sheet.folder.str[-4:].map(SAILOR_TYPES))
+    if spec.tf32_tflops is None:
+        sheet = sheet[sheet.precision != Precision.TF32]
+    keys = ["precision", "model", "micro_batch", "tensor_parallel", "op_name"]
     times_us = sheet.groupby(keys, as_index=False)["forward-compute"].median()
-    calls = []
-    for model, batch, ranks, name, time_us in times_us.itertuples(index=False):
-        inputs, outputs = (SAILOR_WIDTHS[model] * factor for factor in SAILOR_LAYERS[name])
+    calls, precisions = [], []
+    for precision, name, batch, ranks, layer, time_us in times_us.itertuples(index=False):
+        inputs, outputs = (SAILOR_WIDTHS[name] * factor for factor in SAILOR_LAYERS[layer])
         call = KernelCall.of(
-            Operator.LINEAR, DataType.FP16,
-            batch=batch, rows=SAILOR_LENGTH, inputs=inputs, outputs=outputs // ranks,
-        )  # fmt: skip
+            Operator.LINEAR,
+            DataType.FP32 if precision is Precision.TF32 else DataType.FP16,
+            batch=batch,
+            rows=SAILOR_LENGTH,
+            inputs=inputs,
+            outputs=outputs // ranks,
+        )
         calls.append((call, time_us / 1000))
-    model = read_name(card).model
-    return kernel_evidence(model, f"{SAILOR} {model}", spec_of(card), calls)
+        precisions.append(precision)
+    evidence = kernel_evidence(model, f"{SAILOR} {model}", spec, calls)
+    workloads = [
+        replace(workload, precision=precision)
+        for workload, precision in zip(evidence.workloads, precisions, strict=True)
+    ]
+    return replace(evidence, workloads=workloads)
 
 
 def published_kernels(nodes: Path, card: str) -> Evidence:

@@ -61,6 +61,7 @@ from trappm.learner.heads.physics_heads import (
     OTHERS_FILE,
     Basis,
     OtherDevices,
+    constants_on,
     write_others,
 )
 from trappm.learner.physics.memory import MemoryPrior
@@ -134,7 +135,9 @@ def like_nearest(fit: JointFit, device: str, models: Iterable[str]) -> Distribut
     """Return the prior of a card without steps, centered at the most similar of these cards."""
     like = most_similar(device, sorted(models))
     common = fit.of_another_device()
-    return common if like is None else replace(common, centre=fit.constants(like))
+    if like is None:
+        return common
+    return replace(common, centre=constants_on(device, like, fit.constants(like)))
 
 
 def step_time_errors(
