@@ -83,14 +83,14 @@ def megatron_products(data: Path, card: str) -> Evidence:
         inputs, outputs = (SAILOR_WIDTHS[name] * factor for factor in SAILOR_LAYERS[layer])
         call = KernelCall.of(
             Operator.LINEAR,
-            DataType.FP32 if precision is Precision.TF32 else DataType.FP16,
+            DataType.FP32 if precision == Precision.TF32 else DataType.FP16,
             batch=batch,
             rows=SAILOR_LENGTH,
             inputs=inputs,
             outputs=outputs // ranks,
         )
         calls.append((call, time_us / 1000))
-        precisions.append(precision)
+        precisions.append(Precision(precision))
     evidence = kernel_evidence(model, f"{SAILOR} {model}", spec, calls)
     workloads = [
         replace(workload, precision=precision)

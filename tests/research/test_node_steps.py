@@ -190,7 +190,7 @@ def test_timm_sheet_gets_its_stack_from_the_file_name(store, tmp_path):
         ("gpumemnet", "sheet.csv", SHEET + "vgg16,8\n", "max_gpu_memory_mib is ''"),
         ("timm", "sheet.csv", TIMM, "settings are missing"),
         ("timm", "train-amp-nchw-rtx4090.csv", TIMM, "has no versions"),
-        ("nobody", "sheet.csv", SHEET, "gpumemnet, timm"),
+        ("nobody", "sheet.csv", SHEET, "gpumemnet, milabench, timm"),
     ],
 )
 def test_invalid_sheet_is_rejected_completely(store, tmp_path, source, name, content, message):

@@ -11,7 +11,12 @@ from kernel_samples import ROWS, error, inference, moved, networks, workload
 
 from trappm.learner.interface import Workload
 from trappm.learner.physics.devices.known_devices import known_devices
-from trappm.learner.physics.step_time import StepTimePrior, spreads
+from trappm.learner.physics.step_time import (
+    StepTimePrior,
+    group_rows,
+    spreads,
+    starting_constants,
+)
 from trappm.profiler.devices.catalogue import known_spec, spec_of
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Graph, Optimizer, Phase, Precision
@@ -21,6 +26,7 @@ from trappm.profiler.traced_step import KernelKind, Pass, TraceSettings
 
 torch.set_num_threads(1)
 
+HALF = Precision.AMP_FP16
 A100, RTX, V100 = spec_of("a100"), spec_of("rtx3090"), spec_of("v100")
 
 
@@ -179,6 +185,31 @@ def test_tensor_cores_compute_grouped_but_no_depthwise_convolutions(kind):
     for one in (step, replace(step, precision=Precision.FP32, kernels=fp32)):
         times = [StepTimePrior(spec).log_values([one])[0] for spec in (fast, slow)]
         assert (times[0] < times[1]) == (kind is KernelKind.GROUPED)
+
+
+def test_cards_without_tensor_cores_gain_from_16_bits_what_is_read_and_written():
+    spec = spec_of("gtx-1080-ti")
+    half, full = (StepTimePrior(spec).log_values([resnet50(p)])[0] for p in (HALF, Precision.FP32))
+    assert 0.5 < np.exp(half - full) < 1.0
+
+
+def test_cubic_windows_are_as_fast_as_square_ones_of_their_width():
+    def log_ms(window):
+        step = workload([(KernelKind.DENSE, Pass.FORWARD, 1_000_000, 64, 1728, 1)])
+        table = replace(step.kernels.table, windows=np.array([window]))
+        step = replace(step, kernels=replace(step.kernels, table=table))
+        return StepTimePrior(A100, detailed()).log_values([step])[0]
+
+    assert log_ms(27) == pytest.approx(log_ms(9), abs=0.1)
+    assert abs(log_ms(49) - log_ms(9)) > 0.3
+
+
+def detailed():
+    """Constants with a different speed for each class of windows."""
+    constants = starting_constants().clone()
+    rows = next(where for group, where in group_rows() if group.name == "detail")
+    constants[rows] = torch.linspace(0, 3, rows.stop - rows.start)
+    return constants
 
 
 def test_step_scopes_change_the_simulated_time():

@@ -197,15 +197,23 @@ def test_compiled_steps_are_planned_where_they_can_be_measured(device, compiled)
     [
         ("h200", "h100"),
         ("a30", "a100"),
-        ("rtx-a6000", "rtx-3090"),
+        ("rtx-a6000", "l40s"),
+        ("rtx-5090", "rtx-4090"),
         ("t4", "rtx-2080-ti"),
         ("gaudi2", None),
     ],
 )
-def test_most_similar_is_a_card_of_near_generation_and_the_same_memory(device, similar):
-    known = ("a100", "h100", "rtx-2080-ti", "rtx-3090", "rtx-4090", "v100")
+def test_most_similar_has_the_same_memory_and_share_of_tensor_arithmetic(device, similar):
+    known = ("a100", "h100", "l40s", "rtx-2080-ti", "rtx-3090", "rtx-4090", "v100")
     assert most_similar(device, known) == similar
     assert most_similar("b200", ("rtx-4090", "unknown")) is None  # of another memory
+
+
+def test_power_limits_hold_tensor_cores_of_professional_cards_below_their_peak():
+    shares = [card_of(name).tensor_share for name in ("rtx-3090", "rtx-a6000", "a10")]
+    assert shares[0] == 1.0
+    assert shares[0] > shares[1] > shares[2] > 0.4
+    assert card_of("gh200").tensor_share is None  # its limit is not in the catalogue
 
 
 @pytest.mark.parametrize(
