@@ -195,7 +195,7 @@ def test_cards_without_tensor_cores_gain_from_16_bits_what_is_read_and_written()
 
 def test_cubic_windows_are_as_fast_as_square_ones_of_their_width():
     def log_ms(window):
-        step = workload([(KernelKind.DENSE, Pass.FORWARD, 1_000_000, 196, 64, 1728)])
+        step = workload([(KernelKind.DENSE, Pass.FORWARD, 1_000_000, 200_000, 256, 27 * 256)])
         table = replace(step.kernels.table, windows=np.array([window]))
         step = replace(step, kernels=replace(step.kernels, table=table))
         return StepTimePrior(A100, detailed()).log_values([step])[0]
