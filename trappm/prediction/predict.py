@@ -25,6 +25,7 @@ from trappm.prediction.models import size_kind, subject_of
 from trappm.prediction.prediction import Prediction
 from trappm.prediction.question import Question, QuestionSettings
 from trappm.prediction.selection import Selection
+from trappm.profiler.devices.catalogue import OWN_CARDS
 from trappm.profiler.errors import InputError
 from trappm.profiler.extensions import extension_folders
 from trappm.profiler.files import write_atomically
@@ -313,7 +314,7 @@ def _read_or_make(
 
 
 def _entry_name(identity: object, snapshot: str | Path | None) -> str:
-    places = [data_folder() / "snapshots", data_folder() / PRICES]
+    places = [data_folder() / name for name in ("snapshots", PRICES, OWN_CARDS)]
     if snapshot is not None and (Path(snapshot) / MANIFEST).is_file():
         places.append(Path(snapshot))
     state = (
