@@ -87,7 +87,7 @@ class MetricGain:
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrationReport:
-    """What a calibration gained, and its snapshot."""
+    """Gains of a calibration, and its snapshot."""
 
     device: str
     device_name: str

@@ -1,4 +1,4 @@
-"""For transformers' `Trainer`: a callback that forecasts and records a run, and its batch sizes."""
+"""Callback of transformers' `Trainer` that forecasts and records a run, and its batch sizes."""
 
 from __future__ import annotations
 
