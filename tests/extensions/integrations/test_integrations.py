@@ -167,8 +167,8 @@ def test_trainer_takes_the_largest_batches_that_fit(folder, capsys):
     pytest.importorskip("accelerate", reason="the extra integrations is not installed")
     from trappm.extensions.integrations.transformers_callback import set_largest_batch
 
-    config = transformers.GPT2Config(n_embd=64, n_layer=1, n_head=1, vocab_size=64, n_positions=32)
-    texts = [{"input_ids": ids, "labels": ids} for ids in torch.randint(64, (2, 16))]
+    config = transformers.GPT2Config(n_embd=64, n_layer=1, n_head=1, vocab_size=512, n_positions=256)
+    texts = [{"input_ids": ids, "labels": ids} for ids in torch.randint(512, (2, 256))]
     arguments = transformers.TrainingArguments(
         output_dir="out", report_to=[], use_cpu=True, eval_strategy="epoch", max_steps=1,
         per_device_eval_batch_size=10**6, disable_tqdm=True, save_strategy="no",
@@ -195,7 +195,7 @@ def test_ddp_and_evaluation_need_memory_of_their_own(folder):
     """Of a large layer, whose gradients and states are most of the memory."""
     layer = torch.nn.Linear(16384, 16384)
     alone = TrainingContext(
-        model=layer, name=None, args=(torch.empty(64, 16384),), precision=Precision.FP32,
+        model=layer, name=None, args=(torch.empty(8, 16, 16384),), precision=Precision.FP32,
         optimizer=torch.optim.Adam(layer.parameters()), epoch_batches=None,
         device=torch.device("cpu"),
     )  # fmt: skip
