@@ -22,8 +22,6 @@ from trappm.profiler.errors import (
     MissingLibraryError,
     TrappmError,
     UnknownArchitectureError,
-    UnsupportedModelError,
-    is_of_this_machine,
     nearest,
     one_line,
 )
@@ -164,8 +162,8 @@ def create_model(architecture: str, input_size: int) -> nn.Module:
     Raises:
         MissingLibraryError: The package is missing here, has another version, or its import fails.
         UnknownArchitectureError: The module has no such function.
-        InputError: The function needs arguments, or returns something else.
-        UnsupportedModelError: The function fails.
+        InputError: The function returns something else.
+        TrappmError: The function fails, or needs more arguments.
     """
     from torch import nn
 
@@ -173,10 +171,9 @@ def create_model(architecture: str, input_size: int) -> nn.Module:
     try:
         takes_size = "input_size" in inspect.signature(function).parameters
         made = function(input_size=input_size) if takes_size else function()
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit) as error:  # perhaps for want of a file, which may be there later
         reason = f"{without_version(architecture)} failed: {type(error).__name__}: "
-        kind = TrappmError if is_of_this_machine(error) else UnsupportedModelError
-        raise kind(reason + one_line(error)) from error
+        raise TrappmError(reason + one_line(error)) from error
     if not isinstance(made, nn.Module):
         raise InputError(
             f"{without_version(architecture)} returns a {type(made).__name__}; it must return an "
