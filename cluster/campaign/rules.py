@@ -436,7 +436,7 @@ def forecast_end(
     ends = [(float(planned), "rounds", f"the {planned} labels of all rounds will be there")]
     ends += [
         (now.labels * limit / spent, rule, f"{number_text(limit)} {rule} will be spent")
-        for rule, limit, spent in rules.budgets(now.labels, now.gpu_seconds, devices)
+        for rule, limit, spent in rules.budgets(now.labels, now.budget_seconds, devices)
         if spent > 0
     ]
     if rules.ends_at is not None:
