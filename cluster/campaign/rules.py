@@ -497,7 +497,7 @@ def most_workers(mine: Need, others: Iterable[Need], gpus: int) -> int:
 
     Args:
         mine: The campaign's own work.
-        others: Work of the other campaigns that run, of the same label store.
+        others: Work of the other campaigns that run on the cluster, of the same label store.
         gpus: Number of workers that the cluster has room for; 0 while unknown.
     """
     rivals = [need for need in others if need.workers]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections import Counter
@@ -121,6 +122,24 @@ def test_own_modules_are_measured_without_importing_them_here(store, tmp_path, m
     assert all("@0+" in name for name in measured)  # the version of a package without one
     assert any("shop.net:broken" in line and "import" in line for line in workers.lines)
     assert not {"shop", "shop.net"} & set(sys.modules)
+
+
+@pytest.mark.parametrize(("cluster", "most"), [("10.0.0.1:6379", 2), ("10.0.0.2:6379", 16)])
+def test_campaigns_share_the_gpus_of_their_own_cluster_only(store, cluster, most):
+    class Asked(FakeWorkers):
+        at_most = math.inf
+
+        def room(self, device):
+            return 4
+
+        def want(self, wanted, at_most, set_aside=()):
+            self.at_most = min(self.at_most, at_most["cpu-2t"])
+
+    mine, address = Asked(), "10.0.0.1:6379"
+    begin_mine = (1, lambda: ran(store, mine, cluster=address))
+    rival = campaign(store, FakeWorkers(at=begin_mine), cluster=cluster)
+    rival.run()
+    assert mine.at_most == most
 
 
 def test_a_campaign_chooses_from_a_pool_that_was_built_before(store):
