@@ -324,7 +324,7 @@ _REFUSALS = {kind.__name__: kind for kind in (InputError, UnsupportedModelError)
 def _keep(path: Path, identity: object, snapshot: str | Path | None, answer: object) -> None:
     """Write an answer into the cache, unless what it depends on has changed since."""
     with contextlib.suppress(OSError, TypeError, ValueError):
-        if _entry_name(identity, snapshot) != path.stem:  # a snapshot was published meanwhile
+        if _entry_name(identity, snapshot) != path.stem:  # a snapshot was published since
             return
         path.parent.mkdir(parents=True, exist_ok=True)
         with write_atomically(path, replace=True) as part:
