@@ -167,7 +167,9 @@ def test_trainer_takes_the_largest_batches_that_fit(folder, capsys):
     pytest.importorskip("accelerate", reason="the extra integrations is not installed")
     from trappm.extensions.integrations.transformers_callback import set_largest_batch
 
-    config = transformers.GPT2Config(n_embd=64, n_layer=1, n_head=1, vocab_size=512, n_positions=256)
+    config = transformers.GPT2Config(
+        n_embd=64, n_layer=1, n_head=1, vocab_size=512, n_positions=256
+    )
     texts = [{"input_ids": ids, "labels": ids} for ids in torch.randint(512, (2, 256))]
     arguments = transformers.TrainingArguments(
         output_dir="out", report_to=[], use_cpu=True, eval_strategy="epoch", max_steps=1,
