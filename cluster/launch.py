@@ -32,6 +32,7 @@ from trappm.cluster.ray_runtime import (
 from trappm.cluster.spec import ANY_GPU, CampaignSpec, StopRules, runs_nothing
 from trappm.profiler.devices import meant_device, open_device
 from trappm.profiler.errors import CampaignError, InputError, TrappmError
+from trappm.profiler.models.own_modules import is_own_module
 from trappm.profiler.records import Outcome
 from trappm.store import (
     CampaignRecord,
@@ -147,6 +148,8 @@ def _check_canary(spec: CampaignSpec, device: str) -> None:
         from trappm.profiler.models.sources import source_of  # imports torch and timm
 
         reference = spec.canary.reference_on(device).architecture
+        if is_own_module(reference):
+            raise InputError(f"the canary is {reference}, whose code may change; name a timm model")
         source_of(reference).architectures([reference])
 
 

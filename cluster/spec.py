@@ -16,7 +16,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -198,6 +198,20 @@ class StopRules(BaseModel):
         return [(name, float(limit), spent) for name, limit, spent in known if limit is not None]
 
 
+class SecondsByKind(NamedTuple):
+    """Seconds of measuring by kind of device."""
+
+    gpu: float
+    """Seconds on GPUs, simulated and replayed ones included."""
+    cpu: float
+
+    @classmethod
+    def of(cls, seconds: Mapping[str, float]) -> Self:
+        """Return the sums of seconds by device key."""
+        on_cpus = sum(own_s for device, own_s in seconds.items() if is_cpu_device(device))
+        return cls(sum(seconds.values()) - on_cpus, on_cpus)
+
+
 def budget_seconds(seconds: Mapping[str, float], devices: Sequence[str]) -> float:
     """Return the seconds of measuring that `gpu_hours` limits.
 
@@ -205,8 +219,8 @@ def budget_seconds(seconds: Mapping[str, float], devices: Sequence[str]) -> floa
         seconds: Seconds of measuring by device key.
         devices: Device keys of the campaign.
     """
-    on_cpus = _are_cpus(devices)
-    return sum(own_s for device, own_s in seconds.items() if is_cpu_device(device) == on_cpus)
+    kinds = SecondsByKind.of(seconds)
+    return kinds.cpu if _are_cpus(devices) else kinds.gpu
 
 
 def _are_cpus(devices: Sequence[str]) -> bool:

@@ -20,6 +20,7 @@ from trappm.profiler.errors import (
 from trappm.profiler.host.environment import independent_of_caller
 from trappm.profiler.models.model_input import ExampleInputs, Inputs, Sample
 from trappm.profiler.models.on_meta import on_meta
+from trappm.profiler.models.own_modules import is_own_module
 from trappm.profiler.models.sources import source_of
 from trappm.profiler.records import Execution, MemoryFormat, Phase
 from trappm.profiler.traced_step import (
@@ -124,7 +125,7 @@ class _StepToTrace:
             with_origins=self.with_origins,
             original=original,
             reads=reads,
-            is_named=isinstance(self.model, str),
+            is_named=isinstance(self.model, str) and not is_own_module(self.model),
         )
 
     def fused(self, layouts: Sequence[TraceSettings], batch_sizes: tuple[int, int]) -> KernelTable:

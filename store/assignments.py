@@ -26,7 +26,19 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from sqlalchemy import Row, ScalarSelect, Select, delete, func, insert, or_, select, true, update
+from sqlalchemy import (
+    Row,
+    ScalarSelect,
+    Select,
+    delete,
+    exists,
+    func,
+    insert,
+    or_,
+    select,
+    true,
+    update,
+)
 from sqlalchemy.orm import Session
 
 from trappm.profiler.errors import InputError
@@ -44,6 +56,7 @@ from trappm.store.schema import (
     CONFIGURATION,
     AssignmentLabelRow,
     AssignmentRow,
+    CampaignRow,
     ConfigurationRow,
     DeviceRow,
     FailedHostRow,
@@ -144,6 +157,8 @@ class Assignments(Repository):
         """Lease the next open assignment of a campaign to a worker; None if there is none.
 
         A worker that has a lease gets the same one again, so that a repeated call changes nothing.
+        A campaign that was stopped leases nothing: what it had leased is open again, and may still
+        be measured by the worker that had it.
 
         Args:
             campaign_id: Id of the campaign.
@@ -161,9 +176,11 @@ class Assignments(Repository):
             here = failed_on.where(FailedHostRow.host == host).scalar_subquery()
             everywhere = failed_on.where(FailedHostRow.host.in_({host, *hosts})).scalar_subquery()
             due = row.round_number + row.failures
+            running = exists().where(CampaignRow.id == campaign_id)
             following = (
                 select(row.id)
                 .where(*mine, row.state == AssignmentState.OPEN)
+                .where(running.where(CampaignRow.state == CampaignState.RUNNING))
                 .where(or_(here == 0, everywhere == len({host, *hosts})))
                 .where(true() if before is None else due < before)
                 .order_by(due, row.failures, row.rank, row.id)

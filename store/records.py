@@ -97,6 +97,8 @@ class OwnerProcess:
 
     host: str
     pid: int
+    cluster: str | None = None
+    """Address of its Ray cluster, or the host of a private one; None if it was not recorded."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -84,7 +84,7 @@ class CampaignActor:
         open_store = partial(Store.open, self.access.take_over(), patience)
         with (
             patience(open_store) as opened,
-            ownership(opened, self.campaign_id) as store,
+            ownership(opened, self.campaign_id, self._cluster) as store,
         ):
             if store is None:  # it was stopped before it began, or ended without this process
                 return
@@ -120,6 +120,11 @@ class CampaignActor:
             finally:
                 profilers.close()  # others wait for the GPUs
                 learner.close()
+
+    @property
+    def _cluster(self) -> str:
+        """Address of the cluster; the host of a private one, whose GPUs others use as well."""
+        return ray.get_runtime_context().gcs_address if self.may_grow else platform.node()
 
     def _make_profilers(self) -> ProfilerPool:
         return ProfilerPool(

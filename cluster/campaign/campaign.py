@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from trappm.cluster.campaign.learner import CampaignLearner
 from trappm.cluster.campaign.planner import PURPOSES, Planner, first_steps, pool_of
-from trappm.cluster.campaign.process import has_live_owner
+from trappm.cluster.campaign.process import cluster_of, has_live_owner
 from trappm.cluster.campaign.rules import (
     Choose,
     Close,
@@ -285,13 +285,15 @@ class CampaignRunner:
         self.profilers.want(wanted, at_most, [worker.name for worker in idle])
 
     def _list_rivals(self) -> Mapping[str, list[Need]]:
-        """Return the work of other campaigns on the same GPUs, read every few seconds."""
+        """Return the work of other campaigns of the cluster, read every few seconds."""
         now = self.clock()
         if now >= self._next_rivals_at:
             self._next_rivals_at = now + RIVALS_S
             self._rival_needs = defaultdict(list)
+            mine = cluster_of(self.store.campaigns.get(self.id))
             for campaign, part in self.store.campaigns.work():
-                if campaign.id != self.id and has_live_owner(campaign):
+                is_rival = campaign.id != self.id and cluster_of(campaign) == mine
+                if is_rival and has_live_owner(campaign):
                     most = self._max_workers(CampaignBudget.of(campaign), part.device)
                     need = Need(part.waiting, part.leased, most)
                     self._rival_needs[part.device].append(need)

@@ -48,14 +48,19 @@ FOLLOW_POLL_S = 0.5
 _Result = TypeVar("_Result")
 
 
-def this_process() -> OwnerProcess:
-    """Return host and id of this process, for people who look for it."""
-    return OwnerProcess(host=platform.node(), pid=os.getpid())
+def this_process(cluster: str | None = None) -> OwnerProcess:
+    """Return host, id and Ray cluster of this process."""
+    return OwnerProcess(host=platform.node(), pid=os.getpid(), cluster=cluster)
 
 
 def has_live_owner(campaign: CampaignRecord) -> bool:
     """Return whether a process runs this campaign now."""
     return campaign.owner is not None and campaign.owner.silent_s < in_store.SILENT_S
+
+
+def cluster_of(campaign: CampaignRecord) -> str | None:
+    """Return the Ray cluster that a campaign runs on; None if it does not run."""
+    return None if campaign.owner is None else campaign.owner.process.cluster
 
 
 def mark_running(
@@ -74,16 +79,20 @@ def mark_running(
 
 
 @contextlib.contextmanager
-def ownership(store: Store, campaign_id: str) -> Iterator[Store | None]:
+def ownership(store: Store, campaign_id: str, cluster: str | None = None) -> Iterator[Store | None]:
     """Own a begun campaign in the block, with a heartbeat; yield its store.
 
     The store is None if the campaign was stopped before. Once another process owns the campaign,
     the store raises NotOwnerError.
 
+    Args:
+        store, campaign_id: The campaign, and where it is stored.
+        cluster: Ray cluster of this process; campaigns on the same one share its GPUs.
+
     Raises:
         OwnedError: Another process runs it.
     """
-    owner_id, process = uuid.uuid4().hex, this_process()
+    owner_id, process = uuid.uuid4().hex, this_process(cluster)
     claim = lambda: store.owners.claim_campaign(campaign_id, owner_id, process)  # noqa: E731
     if not _call_patiently(claim, lambda stage: None):
         yield None

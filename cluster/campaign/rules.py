@@ -436,7 +436,7 @@ def forecast_end(
     ends = [(float(planned), "rounds", f"the {planned} labels of all rounds will be there")]
     ends += [
         (now.labels * limit / spent, rule, f"{number_text(limit)} {rule} will be spent")
-        for rule, limit, spent in rules.budgets(now.labels, now.gpu_seconds, devices)
+        for rule, limit, spent in rules.budgets(now.labels, now.budget_seconds, devices)
         if spent > 0
     ]
     if rules.ends_at is not None:
@@ -497,7 +497,7 @@ def most_workers(mine: Need, others: Iterable[Need], gpus: int) -> int:
 
     Args:
         mine: The campaign's own work.
-        others: Work of the other campaigns that run, of the same label store.
+        others: Work of the other campaigns that run on the cluster, of the same label store.
         gpus: Number of workers that the cluster has room for; 0 while unknown.
     """
     rivals = [need for need in others if need.workers]

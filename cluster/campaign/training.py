@@ -11,9 +11,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import AliasChoices, Field, TypeAdapter, ValidationError
 
 from trappm.cluster.spec import runs_nothing
 from trappm.profiler.devices.catalogue import card_name
@@ -76,8 +76,11 @@ class Spent:
     """Amounts that a campaign had spent at a moment."""
 
     labels: int
-    gpu_seconds: float
-    """Seconds of measuring that the stop rule `gpu_hours` limits, failed attempts included."""
+    budget_seconds: Annotated[
+        float, Field(validation_alias=AliasChoices("budget_seconds", "gpu_seconds"))
+    ]
+    """Seconds of measuring that the stop rule `gpu_hours` limits, failed attempts included; in
+    earlier stores under another name."""
     at: datetime.datetime
 
 

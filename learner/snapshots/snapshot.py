@@ -387,7 +387,8 @@ def _trained(
 ) -> TrainedHeads:
     """Return the heads of a device and phase.
 
-    Where all labels of the device are imported, its memory is that of a plain process.
+    Where all labels of the device were published by others, its memory is that of a plain process.
+    Imported labels of a campaign or a calibration are the user's own.
     """
     entry = manifest.heads[device][phase]
     file_phase = phase.value if _file(device, phase) in contents else ALL_PHASES
@@ -396,7 +397,8 @@ def _trained(
     heads = heads_from_tensors(head_preset, entry.model_dump(), load_tensors(data))
     _refuse_other_heads(data, _identity(device, file_phase, heads.metrics))
     provenances = manifest.training_labels.counts.get(device, {})
-    if isinstance(heads, Heads) and {*provenances} == {Provenance.IMPORTED}:
+    is_published = manifest.campaign is None and {*provenances} == {Provenance.IMPORTED}
+    if isinstance(heads, Heads) and is_published:
         heads = heads.of_published_labels(manifest.cards.get(device, device), phase)
     return TrainedHeads(heads, tuple(_step_settings(row) for row in entry.label_settings))
 

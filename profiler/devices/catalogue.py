@@ -4,7 +4,7 @@ The figures are from NVIDIA's data sheets and architecture white papers (Volta t
 without sparsity and with fp32 accumulation, which PyTorch uses and which halves the tensor peak of
 most GeForce cards; where only clocks are given, cores times boost clock. Parts by MIG follow
 `nvidia-smi mig -lgip` and the MIG user guide. Unknown figures are missing, never guessed. To add a
-card, add a line.
+card, add a line. A user's own cards are in `cards.csv` of TRAPPM_HOME, with the same columns.
 
 `read_name` normalizes all names of a card: NVML's (`NVIDIA A100-SXM4-40GB`), Ray's labels
 (`GeForce-RTX-3090`), and keys (`a100`, `rtx-3090`, `rtx3090`, `a100-80gb`).
@@ -21,19 +21,24 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from trappm.profiler.errors import InputError
+from trappm.profiler.errors import InputError, one_line
+from trappm.profiler.files import read_plain
 from trappm.profiler.host import procfs
+from trappm.profiler.host.environment import data_folder
 from trappm.profiler.records import Execution, Phase, Precision, is_cpu_device
 from trappm.profiler.traced_step import KernelKind, Kernels, Size
 
 _BoolArray = npt.NDArray[np.bool_]
 _FILE = Path(__file__).parent / "catalogue.csv"
+OWN_CARDS = "cards.csv"
+"""File in TRAPPM_HOME with cards that the catalogue does not list."""
+_MAX_BYTES = 1 << 20
 _NO_NAME = frozenset(
     {"nvidia", "tesla", "geforce", "quadro", "graphics", "device", "generation", "edition", "gpu",
      "simulated", "120gb", "480gb", "ac"}
@@ -330,15 +335,37 @@ def process_memory_mib(device: str, phase: Phase) -> float:
     return CONTEXT_MIB[phase] + (0.0 if card is None else card.library_workspace_mib(phase))
 
 
-@cache
 def cards() -> tuple[Card, ...]:
-    """Return all cards in the catalogue's order."""
-    with _FILE.open(encoding="utf-8", newline="") as file:
-        lines = [line for line in file if not line.startswith("#")]
-    return tuple(_card(row) for row in csv.DictReader(lines))
+    """Return all cards in the catalogue's order, the user's own last.
+
+    Raises:
+        InputError: The file of the user's own cards is invalid.
+    """
+    own = data_folder() / OWN_CARDS
+    try:
+        modified_ns = own.stat().st_mtime_ns
+    except OSError:
+        return _read_cards(_FILE)
+    return _read_cards(_FILE) + _read_cards(own, modified_ns)
 
 
-@cache
+@lru_cache(maxsize=8)
+def _read_cards(path: Path, _modified_ns: int = 0) -> tuple[Card, ...]:
+    """Return the cards in a file, read again when it was modified."""
+    text = read_plain(path, _MAX_BYTES).decode("utf-8", errors="replace")
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    found: list[Card] = []
+    for row in csv.DictReader(lines):
+        try:
+            found.append(_card(row))
+        except ValueError as error:
+            raise InputError(
+                f"card {row.get('model')!r} in {path} cannot be read: {one_line(error)}; give the "
+                f"columns of {_FILE}"
+            ) from error
+    return tuple(found)
+
+
 def card_keys() -> tuple[str, ...]:
     """Return the keys of all cards in the catalogue's order."""
     return tuple(dict.fromkeys(card.name.key for card in cards()))
@@ -368,24 +395,38 @@ def _is_usual(whole: Card, part: Card) -> bool:
     return share is not None and abs(part.memory_gb / whole.memory_gb / share - 1) < 0.1
 
 
-def _card(row: dict[str, str]) -> Card:
-    def number(column: str) -> float | None:
-        return float(row[column]) if row[column] else None
+def _card(row: Mapping[str, str]) -> Card:
+    """Return the card in a row; raise ValueError if a figure is missing or invalid."""
 
-    major, minor = row["capability"].split(".")
-    memory_gb = int(row["memory_gb"])
-    of_part = (pair.split(":") for pair in row["mig_units"].split())
+    def text(column: str) -> str:
+        if not row.get(column):
+            raise ValueError(f"it has no {column}")
+        return row[column]
+
+    def number(column: str) -> float:
+        value = float(text(column))
+        if not 0 < value < math.inf:
+            raise ValueError(f"{column} is {row[column]}, not a positive number")
+        return value
+
+    def known(column: str) -> float | None:
+        return number(column) if row.get(column) else None
+
+    model = read_name(text("model")).model
+    major, minor = text("capability").split(".")
+    memory_gb = int(number("memory_gb"))
+    of_part = (pair.split(":") for pair in (row.get("mig_units") or "").split())
     return Card(
-        name=CardName(model=row["model"], form=row["form"] or None, memory_gb=memory_gb),
-        half_tflops=float(row["half_tflops"]),
-        tf32_tflops=number("tf32_tflops"),
-        fp32_tflops=float(row["fp32_tflops"]),
-        bandwidth_gbs=float(row["bandwidth_gbs"]),
+        name=CardName(model=model, form=row.get("form") or None, memory_gb=memory_gb),
+        half_tflops=number("half_tflops"),
+        tf32_tflops=known("tf32_tflops"),
+        fp32_tflops=number("fp32_tflops"),
+        bandwidth_gbs=number("bandwidth_gbs"),
         memory_gb=memory_gb,
-        memory_mib=number("memory_mib"),
-        cache_mib=float(row["cache_mib"]),
-        units=int(row["units"]),
-        power_w=number("power_w"),
+        memory_mib=known("memory_mib"),
+        cache_mib=number("cache_mib"),
+        units=int(number("units")),
+        power_w=known("power_w"),
         capability=(int(major), int(minor)),
         units_of_part=tuple((int(slices), int(count)) for slices, count in of_part),
     )

@@ -146,16 +146,22 @@ class Code(NamedTuple):
 @cache
 def this_code() -> Code:
     """Return the code of this process."""
-    package, digest = Path(__file__).parents[2], hashlib.sha256()
+    package = Path(__file__).parents[2]
+    return Code(hash_of_modules(package, follow_links=True)[:16], _version("trappm"))
+
+
+def hash_of_modules(package: Path, *, follow_links: bool = False) -> str:
+    """Return the SHA-256 of names and contents of all modules below a folder."""
+    digest = hashlib.sha256()
     files = (
         Path(folder, name)
-        for folder, _, names in os.walk(package, followlinks=True)
+        for folder, _, names in os.walk(package, followlinks=follow_links)
         for name in names
         if name.endswith(".py")
     )
     for path in sorted(files):
         digest.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes())
-    return Code(digest.hexdigest()[:16], _version("trappm"))
+    return digest.hexdigest()
 
 
 def code_refusal(host: str, code: Code | None, wanted: Code) -> str | None:

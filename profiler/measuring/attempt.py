@@ -15,7 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from trappm.profiler.devices import Device, Findings, open_device
-from trappm.profiler.errors import InputError, TrappmError, UnsupportedModelError, storable
+from trappm.profiler.errors import (
+    InputError,
+    MissingLibraryError,
+    TrappmError,
+    UnsupportedModelError,
+    storable,
+)
 from trappm.profiler.host.environment import run_facts
 from trappm.profiler.records import (
     WORKER,
@@ -202,6 +208,8 @@ def explain(error: BaseException, device: Device, phase: str) -> Findings:
     text = f"{message} {error}"
     outcome, detail_mib = Outcome.ERROR, {}
     is_refusal = isinstance(error, InputError | UnsupportedModelError | NotImplementedError)
+    if isinstance(error, MissingLibraryError):
+        is_refusal = False  # other hosts may have it
     if phase == WORKER:
         pass
     elif _NOT_TRAINABLE.search(text) or (is_refusal and not _OUT_OF_HOST_MEMORY.search(text)):

@@ -9,6 +9,7 @@ from functools import lru_cache
 
 from trappm.profiler.errors import InputError, nearest
 from trappm.profiler.models.known_names import is_prefixed, model_of
+from trappm.profiler.models.own_modules import is_own_module
 
 FAMILIES: Mapping[str, tuple[str, ...]] = {
     "convnext": ("convnext*",),
@@ -34,8 +35,11 @@ _FOLDER = re.compile(r"^\w+:(?:.*/)?")
 def family_of(architecture: str) -> str:
     """Return the paper's family of this architecture, or the leading letters of its name.
 
-    Transformers keep the number in their name, as `gpt2` and `t5`.
+    Transformers keep the number in their name, as `gpt2` and `t5`. Of a user's module, the name is
+    that of its function.
     """
+    if is_own_module(architecture):
+        architecture = model_of(architecture).rpartition(":")[2]
     if is_prefixed(architecture):
         name = _FOLDER.sub("", model_of(architecture))
         begins = re.match(r"[A-Za-z]+\d*", name)

@@ -2,7 +2,8 @@
 
 A name without a prefix is one of timm's, which are read from its source. A name that may be valid
 passes here, and timm checks it later. Models of other sources are `PREFIX:NAME`, then options after
-commas: `hf:llama-2-7b,lora=16`. An extension adds a source with its module `model_names`.
+commas: `hf:llama-2-7b,lora=16`. An extension adds a source with its module `model_names`. Users'
+modules are `package.module:function` (`own_modules`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Protocol, cast
 
 from trappm.profiler.errors import MissingLibraryError, UnknownArchitectureError, nearest
 from trappm.profiler.extensions import extension_modules
+from trappm.profiler.models.own_modules import is_own_module, with_version, without_version
 from trappm.profiler.records import unit_by_name
 
 WILD = "*?["
@@ -55,23 +57,27 @@ class ModelNames(Protocol):
 
 
 def is_prefixed(architecture: str) -> bool:
-    """Return whether the name is of a source with a prefix, and not of timm."""
+    """Return whether the name is of a source with a prefix, such as `hf:`."""
     return _PREFIX.match(architecture) is not None
 
 
 def model_of(architecture: str) -> str:
-    """Return the name without options: `hf:gpt2` for `hf:gpt2,lora=16`."""
+    """Return the name without options: `hf:gpt2` for `hf:gpt2,lora=16`; or without its version."""
+    if is_own_module(architecture):
+        return without_version(architecture)
     return architecture.partition(",")[0] if is_prefixed(architecture) else architecture
 
 
 def content_of(architecture: str) -> str:
     """Return what defines the architecture today; for a file this changes with its content.
 
+    For a user's module it is its name with the version of its package.
+
     Raises:
         InputError, UnknownArchitectureError: The source or the name is unknown.
     """
     if not is_prefixed(architecture):
-        return architecture
+        return with_version(architecture)
     return names_of(architecture).content_of(architecture)
 
 
@@ -130,7 +136,7 @@ def refuse_weights(name: str) -> None:
 
 def refuse_unknown(name: str) -> None:
     """Raise InputError with the nearest spellings of an unknown model."""
-    if is_prefixed(name):
+    if is_prefixed(name) or is_own_module(name):
         content_of(name)
         return
     refuse_weights(name)

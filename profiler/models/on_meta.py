@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils._device import DeviceContext
 
 from trappm.profiler.errors import InputError, UnsupportedModelError, one_line
+from trappm.profiler.models.own_modules import is_own_module
 from trappm.profiler.models.sources import source_of
 from trappm.profiler.records import MemoryFormat, Precision
 
@@ -76,6 +77,8 @@ def _create(model: str | nn.Module, input_size: object) -> nn.Module:
         if not isinstance(input_size, int):
             raise InputError(f"{model} is asked for samples of {input_size}; give their size")
         source = source_of(model)  # its imports make real tensors
+        if is_own_module(model):  # its constructor may read numbers
+            return _create(source.create_model(model, input_size), input_size)
         with _OnMeta("meta"):
             return source.create_model(model, input_size)
     if any(map(nn.parameter.is_lazy, (*model.parameters(), *model.buffers()))):

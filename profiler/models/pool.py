@@ -7,12 +7,14 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 from trappm.profiler.errors import InputError
+from trappm.profiler.models import own_modules
 from trappm.profiler.models.families import in_families
 from trappm.profiler.models.known_names import is_prefixed, unit_of
-from trappm.profiler.models.sources import source_of
+from trappm.profiler.models.own_modules import is_own_module, with_version
+from trappm.profiler.models.sources import ModelSource, source_of
 from trappm.profiler.records import (
     MAX_SIZE,
     Configuration,
@@ -53,7 +55,8 @@ class PoolGroup:
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid", "use_attribute_docstrings": True}
 
     architectures: tuple[str, ...] = ()
-    """timm names or globs, such as `resnet18` or `convnext_*`, or transformers: `hf:gpt2*`."""
+    """timm names or globs, such as `resnet18` or `convnext_*`, transformers such as `hf:gpt2*`, or
+    your own modules: `package.module:function`."""
     families: tuple[str, ...] = ()
     """Families whose architectures all belong to the group, such as `vit`."""
     batch_sizes: tuple[int, ...]
@@ -119,6 +122,8 @@ class PoolSpec:
 def build_pool(spec: PoolSpec) -> list[Configuration]:
     """Return all configurations of the specification, each once, sorted.
 
+    No user's package is imported.
+
     Raises:
         UnknownArchitectureError: A name or glob matches no architecture.
         InputError: A family is empty, a model's kind of size is missing, a sequence is too long, or
@@ -175,6 +180,9 @@ def _architectures(group: PoolGroup) -> list[str]:
     if len(endings) * len(group.architectures) > MAX_CONFIGURATIONS:
         raise _too_many()
     for text in group.architectures:
+        if is_own_module(text):
+            named.add(with_version(text))
+            continue
         texts = [text + end for end in endings] if is_prefixed(text) else [text]
         named.update(source_of(text).architectures(texts))
     if group.families:
@@ -208,7 +216,10 @@ def _sizes(group: PoolGroup, architecture: str) -> set[int]:
     Raises:
         InputError: A sequence is too long for the model.
     """
-    source = source_of(architecture)
+    if is_own_module(architecture):  # its package is imported on workers only
+        source = cast("ModelSource", own_modules)
+    else:
+        source = source_of(architecture)
     takes_text = unit_of(architecture) == "tokens"
     sizes: set[int] = set()
     for size in group.sequence_lengths if takes_text else group.input_sizes:

@@ -1,4 +1,4 @@
-"""Sources of models: timm by plain names, others by a prefix such as `hf:` (extensions)."""
+"""Sources of models: timm by plain names, users' modules, others by a prefix such as `hf:`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Protocol, cast
 
 from trappm.profiler.models.known_names import is_prefixed, names_of
+from trappm.profiler.models.own_modules import is_own_module
 
 if TYPE_CHECKING:
     from torch import nn
@@ -42,11 +43,16 @@ class ModelSource(Protocol):
 
 
 def source_of(architecture: str) -> ModelSource:
-    """Return the source of an architecture; its library is imported.
+    """Return the source of an architecture; its library, or the user's package, is imported.
 
     Raises:
-        InputError: The source is unknown, or its library is not installed.
+        InputError: The source is unknown, or its library or package cannot be imported.
     """
+    if is_own_module(architecture):
+        from trappm.profiler.models import own_modules
+
+        own_modules.import_package(architecture)
+        return own_modules
     if is_prefixed(architecture):
         return cast("ModelSource", import_module(names_of(architecture).SOURCE))
     from trappm.profiler.models import zoo

@@ -418,22 +418,24 @@ class Commits:
             raise Killed
 
 
-def owned(store, campaign_id):
+def owned(store, campaign_id, cluster=None):
     """The store as a new owner of the campaign; whoever had it is gone."""
     before, owner_id = store.campaigns.get(campaign_id).owner, uuid.uuid4().hex
     if before is not None:
         store.owners.release(campaign_id, before.id)
     store.owners.begin_campaign(campaign_id)
-    assert store.owners.claim_campaign(campaign_id, owner_id, this_process())
+    assert store.owners.claim_campaign(campaign_id, owner_id, this_process(cluster))
     return store.as_owner(campaign_id, owner_id)
 
 
-def campaign(store, workers, learner=None, campaign_id=None, clock=time.monotonic, **changes):
+def campaign(
+    store, workers, learner=None, campaign_id=None, clock=time.monotonic, cluster=None, **changes
+):
     if campaign_id is None:
         record = store.campaigns.create("tiny", spec(**changes).model_dump(mode="json"), 7)
         campaign_id = record.id
     made = CampaignRunner(
-        store=owned(store, campaign_id),
+        store=owned(store, campaign_id, cluster),
         id=campaign_id,
         spec=CampaignSpec.of(store.campaigns.get(campaign_id)),
         profilers=workers,

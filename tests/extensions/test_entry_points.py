@@ -64,7 +64,10 @@ def test_cached_answers_depend_on_extensions_of_others(run, tmp_path):
     assert str(tmp_path / "their_extension" / "commands.py") in run(program=program)
 
 
-COMMAND_OF = {"advice": "advise", "parallel": "scale", "roofline": "roofline", "web": "serve"}
+COMMAND_OF = {
+    "advice": "advise", "calibration": "calibrate", "parallel": "scale", "roofline": "roofline",
+    "web": "serve",
+}  # fmt: skip
 
 
 def test_every_shipped_extension_has_an_entry_point():

@@ -23,6 +23,7 @@ PAGES = sorted(
     page for page in (ROOT / "README.md", *ROOT.glob("docs/*.md")) if "$ trappm" in page.read_text()
 )
 ELSEWHERE = {
+    "calibrate": "tests/extensions/calibration runs the page's steps",
     "campaign launch": "test_main_job and test_installed_wheel launch campaigns",
     "serve": "a server, which tests/extensions/web asks",
     "measure": "needs the page's device and a quiet machine; tests/profiler measures",

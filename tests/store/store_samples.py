@@ -117,10 +117,11 @@ def planned(configurations, device=DEVICE, role="train"):
 
 
 def campaign_with(store, configurations, *, device=DEVICE, role="train"):
-    """A campaign with one round in which all these wait to be measured; its id."""
+    """A running campaign with one round in which all these wait to be measured; its id."""
     campaign_id = store.campaigns.create("tiny", {"budget": 3}, 7).id
     store.campaigns.set_pool(campaign_id, [(member, False) for member in configurations])
     store.rounds.plan(campaign_id, 0, "initial", device, planned(configurations, device, role))
+    store.owners.begin_campaign(campaign_id)
     return campaign_id
 
 

@@ -25,6 +25,7 @@ def fill(store):
     campaign_id = store.campaigns.create("tiny", {"budget": 3}, 7).id
     store.campaigns.set_pool(campaign_id, [*((c, False) for c in some), (held_out, True)])
     store.rounds.plan(campaign_id, 0, "evaluation", DEVICE, planned([held_out], role="evaluate"))
+    store.owners.begin_campaign(campaign_id)
     measure_next(store, campaign_id)
     store.rounds.close(campaign_id, 0, {"error": 0.5})
     store.rounds.plan(campaign_id, 1, "initial", DEVICE, planned(some[:4]))

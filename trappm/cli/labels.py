@@ -136,7 +136,7 @@ def import_(
     """Record the measurements in a file; one bad row refuses the file.
 
     Importing twice changes nothing. Steps that a callback recorded in a training are kept apart:
-    no model learns from them. Published sheets: python -m research import FILE --source NAME
+    no campaign learns from them. Published sheets: python -m research import FILE --source NAME
     """
     from trappm.store import Home, Store
     from trappm.store.files import check_size, import_file

@@ -41,7 +41,7 @@ def measure(
         str | None,
         typer.Argument(
             metavar="MODEL",
-            help="A timm architecture or an hf: name.",
+            help="A timm architecture, an hf: name, or your own package.module:function.",
             autocompletion=shell.models,
         ),
     ] = None,
@@ -74,6 +74,7 @@ def measure(
 
     Example: trappm measure resnet18 --device cpu-2t --batch-size 4
     """
+    from trappm.profiler.models.own_modules import with_version
     from trappm.profiler.records import Configuration, protocol_named
 
     if show_devices:
@@ -94,6 +95,7 @@ def measure(
     settings = {name: value for name, value in settings.items() if value is not None}
     if model is None:
         raise InputError("name an architecture to measure; trappm campaign launch measures lists")
+    settings["architecture"] = with_version(model)
     configuration = Configuration(**{"batch_size": 1, "input_size": 224, **settings})
     measurement = _measure_one(configuration, device, protocol_named(protocol))
     if measurement.outcome is Outcome.UNSUPPORTED and not as_json:

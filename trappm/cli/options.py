@@ -76,7 +76,7 @@ Model = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="A timm architecture, an hf: name, or an ONNX file.",
+        help="A timm architecture, an hf: name, package.module:function, or an ONNX file.",
         autocompletion=shell.models,
     ),
 ]

@@ -21,7 +21,7 @@ Models = Annotated[
     list[str],
     typer.Argument(
         metavar="MODEL",
-        help="timm architectures, hf: names, or ONNX files.",
+        help="timm architectures, hf: names, package.module:function, or ONNX files.",
         autocompletion=options.shell.models,
     ),
 ]

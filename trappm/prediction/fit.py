@@ -27,6 +27,8 @@ from trappm.profiler.records import Phase, is_cpu_device
 if TYPE_CHECKING:
     from trappm.learner.stats.calibration import Calibration
 
+LEAST_RESERVE = round(1 - USABLE_SHARE, 6)
+"""Share of a device's memory that no fitting step takes."""
 MAX_BATCH = 65_536
 """Upper end of the search for the largest batch."""
 _FIRST_SIZES = 1, 64
@@ -102,13 +104,22 @@ class MemoryAnswer:
         return None if self.verdict is None else self.verdict is Verdict.FITS
 
 
-def largest_batch(memory: Callable[[int], MemoryInterval], capacity_mib: float) -> int:
+def largest_batch(
+    memory: Callable[[int], MemoryInterval], capacity_mib: float, reserve: float = LEAST_RESERVE
+) -> int:
     """Return the largest batch size that fits, at most `MAX_BATCH`; 0 if not even 1 does.
 
     Args:
         memory: Returns the memory of the step at a batch size.
         capacity_mib: Memory of the device.
+        reserve: Share of this memory that the step must leave free.
+
+    Raises:
+        InputError: The reserve is not from `LEAST_RESERVE` to below 1.
     """
+    if not LEAST_RESERVE <= reserve < 1:
+        raise InputError(f"reserve is {reserve!r}; it must be from {LEAST_RESERVE} to below 1")
+    capacity_mib *= (1 - reserve) / (1 - LEAST_RESERVE)  # of which the verdict leaves the rest
 
     def fits(size: int) -> bool:
         return memory(size).verdict(capacity_mib) is Verdict.FITS

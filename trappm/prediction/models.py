@@ -56,6 +56,7 @@ from trappm.profiler.models.known_names import (
     unit_of,
 )
 from trappm.profiler.models.model_input import TARGETS, ExampleInputs
+from trappm.profiler.models.own_modules import with_version
 from trappm.profiler.records import (
     MAX_SIZE,
     Execution,
@@ -176,6 +177,7 @@ def subject_of(
             return _file(path, key, is_tokens, limit_s, data_folder())
         size = _size_of(model, input_size, sequence_length)
         refuse_unknown(model)
+        model = with_version(model)
         if sequence_length is not None:
             refuse_length(model, sequence_length)
         return _architecture(ModelKey(model, size), data_folder())

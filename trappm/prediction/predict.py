@@ -25,7 +25,8 @@ from trappm.prediction.models import size_kind, subject_of
 from trappm.prediction.prediction import Prediction
 from trappm.prediction.question import Question, QuestionSettings
 from trappm.prediction.selection import Selection
-from trappm.profiler.errors import InputError
+from trappm.profiler.devices.catalogue import OWN_CARDS
+from trappm.profiler.errors import InputError, UnsupportedModelError, is_of_this_machine
 from trappm.profiler.extensions import extension_folders
 from trappm.profiler.files import write_atomically
 from trappm.profiler.host.environment import (
@@ -283,12 +284,15 @@ _CODE = Path(__file__).parents[1]
 def _read_or_make(
     identity: object, snapshot: str | Path | None, make: Callable[[], list[Prediction]]
 ) -> list[Prediction]:
-    """Return the predictions of a question, made unless they are cached.
+    """Return the predictions of a question, made unless they are cached; a refusal is cached, too.
 
     Args:
         identity: The question, whose `repr` differs from that of any other.
         snapshot: Snapshot that the question names.
         make: Makes the predictions.
+
+    Raises:
+        TrappmError: As `make`.
     """
     folder = data_folder() / "answers"
     try:
@@ -298,22 +302,40 @@ def _read_or_make(
     path = folder / f"{name}.json"
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         if path.stat().st_size <= MAX_BYTES:
-            return [Prediction.from_dict(row) for row in json.loads(path.read_bytes())]
-    predictions = make()
-    with contextlib.suppress(OSError, TypeError, ValueError):
-        if _entry_name(identity, snapshot) != name:  # a snapshot was published at the same time
-            return predictions
-        folder.mkdir(parents=True, exist_ok=True)
-        with write_atomically(path, replace=True) as part:
-            part.write_text(json.dumps([prediction.to_dict() for prediction in predictions]))
-        entries = sorted(folder.glob("*.json"), key=lambda entry: entry.stat().st_mtime_ns)
-        for entry in entries[:-MAX_ENTRIES]:
-            entry.unlink(missing_ok=True)
+            rows = json.loads(path.read_bytes())
+            if isinstance(rows, dict):
+                raise _REFUSALS[rows["error"]](rows["message"])
+            return [Prediction.from_dict(row) for row in rows]
+    try:
+        predictions = make()
+    except tuple(_REFUSALS.values()) as error:
+        kind = type(error).__name__
+        if kind in _REFUSALS and not is_of_this_machine(error.__cause__ or error):
+            _keep(path, identity, snapshot, {"error": kind, "message": str(error)})
+        raise
+    _keep(path, identity, snapshot, [prediction.to_dict() for prediction in predictions])
     return predictions
 
 
+_REFUSALS = {kind.__name__: kind for kind in (InputError, UnsupportedModelError)}
+"""Errors that lie in the question; their subclasses may pass, such as a timeout."""
+
+
+def _keep(path: Path, identity: object, snapshot: str | Path | None, answer: object) -> None:
+    """Write an answer into the cache, unless what it depends on has changed since."""
+    with contextlib.suppress(OSError, TypeError, ValueError):
+        if _entry_name(identity, snapshot) != path.stem:  # a snapshot was published since
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with write_atomically(path, replace=True) as part:
+            part.write_text(json.dumps(answer))
+        entries = sorted(path.parent.glob("*.json"), key=lambda entry: entry.stat().st_mtime_ns)
+        for entry in entries[:-MAX_ENTRIES]:
+            entry.unlink(missing_ok=True)
+
+
 def _entry_name(identity: object, snapshot: str | Path | None) -> str:
-    places = [data_folder() / "snapshots", data_folder() / PRICES]
+    places = [data_folder() / name for name in ("snapshots", PRICES, OWN_CARDS)]
     if snapshot is not None and (Path(snapshot) / MANIFEST).is_file():
         places.append(Path(snapshot))
     state = (

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -17,7 +17,7 @@ from trappm.cluster.campaign.process import has_live_owner
 from trappm.cluster.campaign.rules import CampaignEnd, find_end, find_stop
 from trappm.cluster.campaign.training import TrainingReport
 from trappm.cluster.launch import LOST, RETRIED
-from trappm.cluster.spec import CampaignBudget, runs_nothing
+from trappm.cluster.spec import CampaignBudget, SecondsByKind, runs_nothing
 from trappm.profiler.measuring.canary import CanaryDecision, CanaryReading
 from trappm.profiler.records import Outcome, is_cpu_device
 from trappm.profiler.steps.sampling import is_contended
@@ -387,34 +387,22 @@ def _cost(
         if campaign.state not in ENDED and (count := facts.budget - facts.done - facts.failed) > 0
     }
     price = None if budget.stop is None else budget.stop.price_per_gpu_hour
-    spent = _by_kind(standing.seconds)
+    spent = SecondsByKind.of(standing.seconds)
     known_s = {device: standing.seconds_per_configuration(device) for device in to_come}
     each_s = {device: own_s for device, own_s in known_s.items() if own_s is not None}
     left = None
     if len(each_s) == len(to_come):
-        left = _by_kind({device: to_come[device] * own_s for device, own_s in each_s.items()})
+        left = SecondsByKind.of(
+            {device: to_come[device] * own_s for device, own_s in each_s.items()}
+        )
     return Cost(
-        gpu_hours=spent.gpu,
-        cpu_hours=spent.cpu,
-        gpu_hours_to_come=left and left.gpu,
-        cpu_hours_to_come=left and left.cpu,
-        money=None if price is None else price * spent.gpu,
-        money_to_come=None if price is None or left is None else price * left.gpu,
+        gpu_hours=spent.gpu / 3600,
+        cpu_hours=spent.cpu / 3600,
+        gpu_hours_to_come=left and left.gpu / 3600,
+        cpu_hours_to_come=left and left.cpu / 3600,
+        money=None if price is None else price * spent.gpu / 3600,
+        money_to_come=None if price is None or left is None else price * left.gpu / 3600,
     )
-
-
-class _Hours(NamedTuple):
-    """Hours of measuring by kind of device."""
-
-    gpu: float
-    cpu: float
-
-
-def _by_kind(seconds: Mapping[str, float]) -> _Hours:
-    """Return the hours of seconds by device."""
-    cpu_s = sum(own for device, own in seconds.items() if is_cpu_device(device))
-    gpu_s = sum(own for device, own in seconds.items() if not is_cpu_device(device))
-    return _Hours(gpu_s / 3600, cpu_s / 3600)
 
 
 def _canary(readings: Iterable[CanaryReading]) -> list[CanarySeries]:

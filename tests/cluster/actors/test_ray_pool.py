@@ -13,7 +13,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from trappm.profiler.models.own_modules import with_version
+
 pytestmark = pytest.mark.slow
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+"""Folder of a package that the nodes have, and the commands have not."""
 
 HEAD = """
 import sys, ray
@@ -92,7 +97,8 @@ def address(environment):
     with (
         tempfile.TemporaryDirectory(prefix="tr-", ignore_cleanup_errors=True) as folder,
         subprocess.Popen(
-            [sys.executable, "-c", HEAD, folder], env=environment, text=True,
+            [sys.executable, "-c", HEAD, folder], text=True,
+            env=environment | {"PYTHONPATH": f"{environment['PYTHONPATH']}:{EXAMPLES}"},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         ) as head,
     ):  # fmt: skip
@@ -100,10 +106,13 @@ def address(environment):
         head.communicate(timeout=60)  # the end of its input ends it
 
 
-def test_a_pool_is_built_by_the_cluster_at_an_address(address, environment, tmp_path):
+def test_a_pool_is_built_by_the_cluster_at_an_address(address, environment, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    own = with_version("my_models.vision:plain_net")  # the command below cannot import it
     (tmp_path / "pool.yaml").write_text(yaml.safe_dump({"name": "small", "groups": [
         {"architectures": ["test_resnet", "test_vit"], "batch_sizes": [1, 2],
-         "input_sizes": [64, 67]}
+         "input_sizes": [64, 67]},
+        {"architectures": [own], "batch_sizes": [1], "input_sizes": [64]},
     ]}))  # fmt: skip
 
     def trappm(*arguments):
@@ -115,12 +124,12 @@ def test_a_pool_is_built_by_the_cluster_at_an_address(address, environment, tmp_
 
     built = trappm("build", "--spec", "pool.yaml", "--address", address)
     assert built.returncode == 0, built.stderr
-    assert "traced steps: 4 of 4" in built.stdout
+    assert "traced steps: 5 of 5" in built.stdout
     again = trappm("build", "--spec", "pool.yaml", "--address", address, "--json")
     facts = json.loads(again.stdout)
     assert facts["total"] == {
-        "family": "all", "architectures": 2, "configurations": 8, "usable": 6, "steps": 4,
-        "traced": 3, "refused": 1, "steps_refused": 0, "to_do": 0,
+        "family": "all", "architectures": 3, "configurations": 9, "usable": 7, "steps": 5,
+        "traced": 4, "refused": 1, "steps_refused": 0, "to_do": 0,
     }  # fmt: skip
     assert facts["refusals"][0]["architectures"] == ["test_vit"]
 

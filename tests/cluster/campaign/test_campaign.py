@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 import yaml
 from fakes import (
     BUDGET,
+    ONE_DEVICE,
     SPEC,
     FakeLearner,
     FakeProfiler,
@@ -20,6 +23,7 @@ from fakes import (
     labels_by_device,
     ran,
     spec,
+    without_step,
 )
 
 import trappm.cluster.campaign.campaign
@@ -95,6 +99,47 @@ def test_architectures_with_the_same_layers_are_held_out_together(store, seed):
     held_out = {c.architecture for c, is_out in store.campaigns.pool(run.id) if is_out}
     assert held_out
     assert ("resnet10t" in held_out) == ("resnet14t" in held_out)
+
+
+def test_own_modules_are_measured_without_importing_them_here(store, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "shop").mkdir()
+    for name in ("__init__", "net"):
+        (tmp_path / "shop" / f"{name}.py").write_text("raise SystemExit('imported')")
+
+    def trace_of(key):
+        if "broken" in key.model:
+            return Traced(key, Refusal("the import of shop.net failed"), is_final=False)
+        return without_step(key)
+
+    names = [f"shop.net:{name}" for name in ("one", "two", "three", "four", "broken")]
+    group = {"architectures": names, "batch_sizes": [1, 2, 4], "input_sizes": [64]}
+    workers = FakeWorkers(faults={2: "error"}, trace_of=trace_of)
+    run = ran(store, workers, **ONE_DEVICE, pool={"groups": [group]})
+    measured = {label.configuration.architecture for label in store.labels.of_campaign(run.id)}
+    assert labels_by_device(store, run.id) == {"cpu-2t": BUDGET["cpu-2t"]}
+    assert {name.partition("@")[0] for name in measured} == set(names[:4])
+    assert all("@0+" in name for name in measured)  # the version of a package without one
+    assert any("shop.net:broken" in line and "import" in line for line in workers.lines)
+    assert not {"shop", "shop.net"} & set(sys.modules)
+
+
+@pytest.mark.parametrize(("cluster", "most"), [("10.0.0.1:6379", 2), ("10.0.0.2:6379", 16)])
+def test_campaigns_share_the_gpus_of_their_own_cluster_only(store, cluster, most):
+    class Asked(FakeWorkers):
+        at_most = math.inf
+
+        def room(self, device):
+            return 4
+
+        def want(self, wanted, at_most, set_aside=()):
+            self.at_most = min(self.at_most, at_most["cpu-2t"])
+
+    mine, address = Asked(), "10.0.0.1:6379"
+    begin_mine = (1, lambda: ran(store, mine, cluster=address))
+    rival = campaign(store, FakeWorkers(at=begin_mine), cluster=cluster)
+    rival.run()
+    assert mine.at_most == most
 
 
 def test_a_campaign_chooses_from_a_pool_that_was_built_before(store):

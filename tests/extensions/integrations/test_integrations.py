@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -10,11 +11,16 @@ import torch
 import yaml
 
 import trappm
-from trappm.extensions.integrations.forecast import TrainingContext, forecast, fp32_of_process
+from trappm.extensions.integrations.forecast import (
+    TrainingContext,
+    TrainingMemory,
+    forecast,
+    fp32_of_process,
+)
 from trappm.extensions.integrations.training_watch import PROTOCOL, RecordedSteps
 from trappm.profiler.errors import InputError, UnknownArchitectureError
 from trappm.profiler.models import zoo
-from trappm.profiler.records import Configuration, Precision
+from trappm.profiler.records import Configuration, Phase, Precision
 from trappm.store import Home, Store
 
 PAGE = (Path(__file__).parents[3] / "docs/integrations.md").read_text()
@@ -107,8 +113,8 @@ def test_lightning_trains_at_the_largest_batch_that_fits(capsys):
             trained.append(self.batch_size)
             return torch.zeros(1, 2, 3, 64, 64)
 
-    def fit(name, device, most=100_000, **data):
-        callbacks = [LargestBatch(name, device, most=most)]
+    def fit(name, device, most=100_000, reserve=0.06, **data):
+        callbacks = [LargestBatch(name, device, most=most, reserve=reserve)]
         trainer = lightning.Trainer(callbacks=callbacks, max_steps=1, **QUIET)
         trainer.fit(module, **(data or {"datamodule": Data()}))
         return trained.pop() if trained else None, sentences(capsys)[-1]
@@ -123,6 +129,15 @@ def test_lightning_trains_at_the_largest_batch_that_fits(capsys):
         assert fit(name, "v100", most=size - 1) == (
             size - 1, f"TraPPM: batch_size is {size - 1:,}, of {size:,} predicted to fit"
         )  # fmt: skip
+    less, _ = fit(None, "v100", reserve=0.5)
+    assert less < size
+    step = trappm.predict(
+        module, example_input=(torch.zeros(less, 3, 64, 64), torch.zeros(less, 1)), device="v100",
+        precision="fp32", optimizer="sgd",
+    )  # fmt: skip
+    assert step.memory.high_mib <= 0.5 * step.capacity_mib
+    _, line = fit(None, "v100", reserve=1.0)
+    assert line == f"{stays}reserve is 1.0; it must be from 0.06 to below 1"
     cpu = f"cpu-{torch.get_num_threads()}t"
     assert fit(None, None) == (2, f"{stays}there is no prediction on {cpu}")
     loader = torch.zeros(1, 2, 3, 64, 64)
@@ -136,13 +151,66 @@ def test_transformers_callback_forecasts_and_records(folder, capsys, command):
     pytest.importorskip("transformers", reason="the extra transformers is not installed")
     pytest.importorskip("accelerate", reason="the extra integrations is not installed")
     run_page("Transformers' Trainer")
-    before, *_, last = sentences(capsys)
+    size, before, *_, last = sentences(capsys)
+    assert size.startswith("TraPPM: per_device_train_batch_size stays as it is: there is no pred")
     assert before.startswith("TraPPM: Fits cpu-")
     assert "for hf:gpt2-tiny in fp32 at batch 2" in before
     assert last.endswith("import the label with: trappm labels import steps.jsonl")
     assert check_added(command, folder, "hf:gpt2-tiny") == Configuration(
         architecture="hf:gpt2-tiny", batch_size=2, input_size=64, optimizer="adamw"
     )
+
+
+@pytest.mark.extension("transformers")
+def test_trainer_takes_the_largest_batches_that_fit(folder, capsys):
+    transformers = pytest.importorskip("transformers", reason="the extra is not installed")
+    pytest.importorskip("accelerate", reason="the extra integrations is not installed")
+    from trappm.extensions.integrations.transformers_callback import set_largest_batch
+
+    config = transformers.GPT2Config(
+        n_embd=64, n_layer=1, n_head=1, vocab_size=512, n_positions=256
+    )
+    texts = [{"input_ids": ids, "labels": ids} for ids in torch.randint(512, (2, 256))]
+    arguments = transformers.TrainingArguments(
+        output_dir="out", report_to=[], use_cpu=True, eval_strategy="epoch", max_steps=1,
+        per_device_eval_batch_size=10**6, disable_tqdm=True, save_strategy="no",
+    )  # fmt: skip
+    trainer = transformers.Trainer(
+        model=transformers.GPT2LMHeadModel(config), args=arguments, train_dataset=texts,
+        eval_dataset=texts,
+    )  # fmt: skip
+
+    def sizes(**options):
+        set_largest_batch(trainer, device="v100", **options)
+        return arguments.per_device_train_batch_size, arguments.per_device_eval_batch_size
+
+    train, evaluated = sizes(most=10**6)
+    assert 8 < train < evaluated < 10**6
+    assert sizes(reserve=0.5, most=10**6)[0] < train
+    assert sizes(most=2)[0] == 2
+    assert sentences(capsys)[-1].startswith("TraPPM: per_device_train_batch_size is 2, of ")
+    trainer.train()
+    assert trainer.state.train_batch_size == 2
+
+
+def test_ddp_and_evaluation_need_memory_of_their_own(folder):
+    """Of a large layer, whose gradients and states are most of the memory."""
+    layer = torch.nn.Linear(16384, 16384)
+    alone = TrainingContext(
+        model=layer, name=None, args=(torch.empty(8, 16, 16384),), precision=Precision.FP32,
+        optimizer=torch.optim.Adam(layer.parameters()), epoch_batches=None,
+        device=torch.device("cpu"),
+    )  # fmt: skip
+
+    def largest(context, *phases):
+        return TrainingMemory(context, "v100").largest_batch(0.06, phases)
+
+    parallel, freeing = replace(alone, processes=2), replace(alone, frees_gradients=True)
+    assert largest(parallel, Phase.TRAIN) < largest(alone, Phase.TRAIN)
+    assert largest(parallel, Phase.INFER) < largest(alone, Phase.INFER)
+    assert largest(alone, Phase.INFER) < largest(freeing, Phase.INFER)
+    both = largest(alone, Phase.TRAIN, Phase.INFER)
+    assert both == min(largest(alone, Phase.TRAIN), largest(alone, Phase.INFER))
 
 
 def first_step(size, compiled=False, **changes):

@@ -63,6 +63,7 @@ def build_home(folder):
         part.mkdir(parents=True)
     with Store.open(home.database_url) as store:
         campaign = new_campaign(store)
+        store.owners.begin_campaign(campaign)
         judged = [c for c in POOL if c.architecture == HELD_OUT][:2]
         taught = [c for c in POOL if c.architecture != HELD_OUT]
         store.rounds.plan(campaign, 0, "evaluation", DEVICE, planned(judged, role="evaluate"))
@@ -74,7 +75,6 @@ def build_home(folder):
         assert store.assignments.lease_next(campaign, DEVICE, "worker-1")
         store.canaries.save(CANARY, campaign_id=campaign)
         store.campaigns.log_event(campaign, "worker", {"message": "worker-1 has joined"})
-        store.owners.begin_campaign(campaign)
     return home, campaign
 
 

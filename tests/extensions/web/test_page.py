@@ -199,8 +199,8 @@ def test_failed_campaign_shows_reason_and_outcomes(page, server, tmp_path, monke
     with Store.open(Home.open().database_url) as store:
         campaign = new_campaign(store, "lost")
         store.rounds.plan(campaign, 0, "evaluation", DEVICE, planned(POOL[:1], role="evaluate"))
-        measure_next(store, campaign, "unstable", message="others had the cores")
         store.owners.begin_campaign(campaign)
+        measure_next(store, campaign, "unstable", message="others had the cores")
         store.owners.end_campaign(campaign, CampaignState.FAILED, "too few labels; wait, resume")
     show(page, server, f"campaigns/{campaign}")
     why = page.locator("section.card", has_text="Why it failed")

@@ -7,10 +7,12 @@ from trappm.profiler.devices import open_device
 from trappm.profiler.devices.catalogue import (
     RankKey,
     card_capacity_mib,
+    card_keys,
     card_name,
     card_of,
     cards,
     device_capacity_mib,
+    known_spec,
     most_similar,
     possible_runs,
     rank_key,
@@ -231,3 +233,25 @@ def test_power_limits_hold_tensor_cores_of_professional_cards_below_their_peak()
 )  # fmt: skip
 def test_ranks_of_a_key(device, key):
     assert rank_key(device) == key
+
+
+OWN = "model,memory_gb,half_tflops,fp32_tflops,bandwidth_gbs,cache_mib,units,capability\n"
+
+
+def test_own_cards_are_known_by_their_data_sheets(tmp_path, monkeypatch, refused):
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path))
+    file = tmp_path / "cards.csv"
+    file.write_text(f"{OWN}MyCard,24,150,40,900,40,90,8.9\n")
+    assert card_capacity_mib("NVIDIA MyCard 24GB") == 24 * 1024
+    assert "mycard" in card_keys()
+    assert known_spec("mycard").tf32_tflops is None
+    for row, words in (
+        ("mycard,24", "it has no capability"),
+        ("mycard,24,150,40,-1,40,90,8.9", "bandwidth_gbs is -1, not a positive number"),
+        ("mycard,24,150,40,fast,40,90,8.9", "could not convert"),
+    ):
+        file.write_text(f"{OWN}{row}\n")
+        with refused(words):
+            card_keys()
+    file.unlink()
+    assert known_spec("mycard") is None

@@ -11,6 +11,7 @@ from store_samples import (
     ENVIRONMENT,
     campaign_with,
     configuration,
+    lease_next,
     measure_next,
     measurement,
     planned,
@@ -106,8 +107,19 @@ def test_a_loss_is_no_failure(store):
     assert store.assignments.lease_next(campaign_id, DEVICE, "w") is None
     (loss,) = store.assignments.losses(campaign_id)
     assert (loss.outcome, loss.count) == (None, 1)
+    store.owners.stop_campaign(campaign_id, "paused")
     assert store.assignments.reopen(campaign_id, None) == 1
     assert states(store, campaign_id) == [("open", MAX_LOSSES, 0)]
+
+
+def test_a_stopped_campaign_leases_nothing_again(store):
+    """What the order to stop has released is still being measured."""
+    campaign_id = campaign_with(store, [configuration(1), configuration(2)])
+    assert lease_next(store, campaign_id, "first") is not None
+    store.owners.stop_campaign(campaign_id, "paused")
+    assert lease_next(store, campaign_id, "second") is None
+    store.owners.begin_campaign(campaign_id)
+    assert lease_next(store, campaign_id, "second") is not None
 
 
 def test_two_launches_of_one_file_make_one_campaign(store):

@@ -60,6 +60,7 @@ def adopted(store, campaign_id):
 def reopened(store, campaign_id):
     for _ in range(4):
         measure_next(store, campaign_id, "unsupported")
+    store.owners.stop_campaign(campaign_id, "paused")
     return lambda: store.assignments.reopen(campaign_id, "unsupported")
 
 

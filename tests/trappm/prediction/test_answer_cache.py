@@ -1,10 +1,14 @@
 """Repeated questions are answered from a cache, and an entry ends with what it depends on."""
 
+import subprocess
+import sys
+
 import pytest
 from snapshot_samples import publish, shipped_heads
 
 import trappm
 from trappm.prediction.prediction import Prediction
+from trappm.profiler.errors import TrappmError
 
 
 @pytest.fixture
@@ -29,6 +33,22 @@ def test_repeated_questions_use_the_cached_answer(home):
     assert ask(epochs=2, samples=1000).memory_breakdown.total_mib > 0
     ask(epochs=3, samples=1000)
     assert len(entries(home)) == 2
+
+
+@pytest.mark.parametrize("settings", [{"input_size": 7}, {"input_size": 32, "batch_size": 1}])
+def test_a_repeated_refusal_needs_no_torch(home, settings):
+    """The first needs a trace: of patches larger than the image, of a batch norm of one value."""
+    model = "test_vit" if "batch_size" not in settings else "test_resnet"
+    with pytest.raises(TrappmError) as first:
+        trappm.predict(model, device="a100", **settings)
+    code = (
+        "import sys, trappm\n"
+        f"try: trappm.predict({model!r}, device='a100', **{settings!r})\n"
+        "except trappm.TrappmError as error: print(type(error).__name__, error)\n"
+        "print('torch' in sys.modules)\n"
+    )
+    again = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert again.stdout == f"{type(first.value).__name__} {first.value}\nFalse\n"
 
 
 def test_damaged_entries_are_replaced(home):

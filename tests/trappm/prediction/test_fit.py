@@ -24,17 +24,19 @@ from trappm.profiler.devices.catalogue import USABLE_SHARE
 
 @given(
     fixed=st.floats(1, 5000), per_sample=st.floats(0.01, 500), above=st.floats(1, 2),
-    capacity=st.floats(500, 200_000),
+    capacity=st.floats(500, 200_000), reserve=st.floats(0.06, 0.99),
 )  # fmt: skip
-def test_the_largest_batch_is_the_last_whose_upper_bound_fits(fixed, per_sample, above, capacity):
+def test_the_largest_batch_is_the_last_whose_upper_bound_fits(
+    fixed, per_sample, above, capacity, reserve
+):
     def memory(size):
         median = fixed + per_sample * size
         return MemoryInterval(median, median / above, median * above)
 
-    largest = largest_batch(memory, capacity)
-    usable = USABLE_SHARE * capacity
-    assert largest == 0 or memory(largest).high_mib <= usable
-    assert largest == MAX_BATCH or memory(largest + 1).high_mib > usable
+    largest = largest_batch(memory, capacity, reserve)
+    usable = (1 - reserve) * capacity
+    assert largest == 0 or memory(largest).high_mib <= usable * (1 + 1e-9)
+    assert largest == MAX_BATCH or memory(largest + 1).high_mib > usable * (1 - 1e-9)
 
 
 @given(

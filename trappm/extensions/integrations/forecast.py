@@ -1,4 +1,4 @@
-"""One-sentence forecast of a training run, made right before its first step.
+"""Forecast of a training run in one sentence, and its largest batch size, before its first step.
 
 A named model is predicted by its name. For other modules, only the memory is simulated.
 """
@@ -7,22 +7,24 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from trappm.prediction.answer import answer_by_simulation
-from trappm.prediction.fit import room_text
+from trappm.prediction.answer import answer_by_simulation, answer_questions
+from trappm.prediction.fit import MemoryInterval, largest_batch, room_text
 from trappm.prediction.models import Module, size_kind
 from trappm.prediction.predict import predict
 from trappm.prediction.prediction import Prediction
 from trappm.prediction.question import Question, loop_of, loop_of_module
+from trappm.prediction.selection import Selection
+from trappm.profiler.devices.catalogue import process_memory_mib
 from trappm.profiler.errors import InputError, TrappmError, one_line
 from trappm.profiler.host import procfs
 from trappm.profiler.host.environment import independent_of_caller
-from trappm.profiler.memory.simulation import TrainingLoop
+from trappm.profiler.memory.simulation import MIB, TrainingLoop
 from trappm.profiler.models.on_meta import is_compiled
-from trappm.profiler.records import Execution, Precision, is_cpu_device
+from trappm.profiler.records import Execution, Phase, Precision, is_cpu_device
 
 if TYPE_CHECKING:
     import torch
@@ -45,6 +47,9 @@ class TrainingContext:
     epoch_batches: int | None
     """Batches per epoch of this process; None if unknown."""
     processes: int = 1
+    """Processes of DDP, which replicate the parameters."""
+    frees_gradients: bool = False
+    """True if the trainer frees the gradients before it evaluates."""
     device: torch.device
     will_compile: bool = False
     """True if the trainer compiles the model itself."""
@@ -63,6 +68,18 @@ class TrainingContext:
             loop,
             accumulation_steps=self.accumulation_steps,
         )
+
+    @property
+    def asked_precision(self) -> Precision:
+        """Return the precision to ask for: a module in bf16 is traced as it is."""
+        is_bf16 = self.name is None and self.precision is Precision.BF16
+        return Precision.FP32 if is_bf16 else self.precision
+
+    @property
+    def gradients_mib(self) -> float:
+        """Return the memory of all gradients, and so of the buckets that DDP sums them in."""
+        trained = (p for p in self.model.parameters() if p.requires_grad)
+        return sum(p.numel() * p.element_size() for p in trained) / MIB
 
     @property
     def device_name(self) -> str:
@@ -147,9 +164,7 @@ def forecast(context: TrainingContext, device: str | None = None) -> Forecast:
         TrappmError: The GPU is unknown, or the step cannot be traced.
     """
     name = device or context.device_name
-    # Parameters in bf16 are traced as they are.
-    precision = Precision.FP32 if context.precision is Precision.BF16 else context.precision
-    answer, missing = _prediction(context, name, precision)
+    answer, missing = _prediction(context, name)
     if is_cpu_device(name):
         # The limit is the host's, and a CPU step's memory is not predicted for other batch sizes.
         answer = replace(answer, capacity_mib=procfs.allowed_memory_mib(), largest_batch=None)
@@ -164,12 +179,75 @@ def forecast(context: TrainingContext, device: str | None = None) -> Forecast:
     )
 
 
-def _prediction(
-    context: TrainingContext, device: str, precision: Precision
-) -> tuple[Prediction, str | None]:
+class TrainingMemory:
+    """Memory of one process of a training run, at any batch size.
+
+    DDP keeps buckets in addition to the gradients. An evaluation takes the memory of inference next
+    to the optimizer's states, the gradients unless they are freed, and the buckets.
+
+    Args:
+        context: The run.
+        device: GPU to choose for (default: the device of the run).
+
+    Raises:
+        InputError: There is no prediction for other batch sizes, or not even one of 1 fits.
+        TrappmError: The GPU is unknown, or the step cannot be traced.
+    """
+
+    def __init__(self, context: TrainingContext, device: str | None = None) -> None:
+        self._context, self._step = context, forecast(context, device).prediction
+        if not self._step.largest_batch:
+            is_full = self._step.largest_batch == 0
+            reason = "not even 1 fits" if is_full else "there is no prediction"
+            raise InputError(f"{reason} on {self._step.device_name}")
+
+    def largest_batch(self, reserve: float, phases: Iterable[Phase]) -> int:
+        """Return the largest batch size that fits in these phases; raises InputError if none does.
+
+        Args:
+            reserve: Share of the device's memory to leave free.
+            phases: Training, evaluation (inference), or both.
+        """
+        phases, capacity_mib = tuple(phases), self._step.capacity_mib
+        assert capacity_mib is not None  # noqa: S101  (else no batch would fit)
+
+        def memory(size: int) -> MemoryInterval:
+            parts = [self._memory(size, phase) for phase in phases]
+            return MemoryInterval(*map(max, zip(*parts, strict=True)))
+
+        largest = largest_batch(memory, capacity_mib, reserve)
+        if not largest:
+            raise InputError(f"not even 1 fits on {self._step.device_name}")
+        return largest
+
+    @independent_of_caller
+    def _memory(self, batch_size: int, phase: Phase) -> MemoryInterval:
+        context, step = self._context, self._step
+        question = Question(
+            batch_size=batch_size,
+            phase=phase,
+            precision=context.asked_precision,
+            optimizer=context.loop if phase is Phase.TRAIN else None,
+            execution=step.execution,
+        )
+        assert step.subject is not None  # noqa: S101  (of a prediction that was made here)
+        [answer] = answer_questions([(Selection(question), step.subject, step.device)])
+        if answer.memory is None:
+            raise InputError(f"the memory is not predicted: {answer.missing['memory_mib']}")
+        kept_mib = context.gradients_mib if context.processes > 1 else 0.0
+        if phase is Phase.INFER:
+            states = context.loop.optimizer.states_per_parameter
+            kept_mib += context.gradients_mib * (states + (not context.frees_gradients))
+            in_phases = (process_memory_mib(step.device, each) for each in Phase)
+            kept_mib += max(in_phases) - process_memory_mib(step.device, phase)
+        return MemoryInterval(*(kept_mib + value for value in answer.memory))
+
+
+def _prediction(context: TrainingContext, device: str) -> tuple[Prediction, str | None]:
     """Return the prediction of the step, and the reason to ignore its time, if any."""
     compiles = context.is_compiled and not is_cpu_device(device)
     execution = Execution.COMPILE if compiles else Execution.EAGER
+    precision = context.asked_precision
     size, is_text = context.first_tensor.shape[-1], size_kind(context.name) == "tokens"
     module = _without_trainer(context.model)
     example = dict(context.kwargs) if context.kwargs else context.args
@@ -190,12 +268,13 @@ def _prediction(
             batch_size=context.first_tensor.shape[0],
             input_size=None if is_text else size,
             sequence_length=size if is_text else None,
-            precision=context.precision,
+            precision=precision,
             optimizer=context.loop,
             execution=execution,
         )
         return answer, None
     except TrappmError as error:  # such as a CPU device without labels
+        precision = replace(context, name=None).asked_precision
         question = Question(precision=precision, optimizer=context.loop)
         answer = answer_by_simulation(question, Module(module, example), device, one_line(error))
         return replace(answer, model=context.name or answer.model), one_line(error)

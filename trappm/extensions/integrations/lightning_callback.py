@@ -8,12 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import lightning
+from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.parsing import lightning_setattr
 
-from trappm.extensions.integrations.forecast import TrainingContext, forecast, fp32_of_process
-from trappm.extensions.integrations.training_watch import TrainingWatch, checked_name, say
+from trappm.extensions.integrations.forecast import (
+    TrainingContext,
+    TrainingMemory,
+    fp32_of_process,
+)
+from trappm.extensions.integrations.training_watch import TrainingWatch, checked_name, say_batch
+from trappm.prediction.fit import LEAST_RESERVE
 from trappm.profiler.errors import InputError, one_line
-from trappm.profiler.records import Precision
+from trappm.profiler.records import Phase, Precision
 
 _PRECISIONS = {
     "16-mixed": Precision.AMP_FP16,
@@ -73,13 +79,15 @@ class LargestBatch(lightning.Callback):
     Lightning's `BatchSizeFinder` tries steps until the GPU runs out of memory; this tries none.
     Speed and convergence are not considered, so `most` limits the size. The module needs its
     `example_input_array`. If there is no prediction, as on a CPU, the batch size stays as it is,
-    and one line gives the reason.
+    and one line gives the reason. A run that validates must have room for this, too. All processes
+    of DDP take the size of the first one.
 
     Args:
         model_name: timm name, or a transformer such as `hf:gpt2` (default: the module is traced).
         device: GPU to choose for, such as `a100` (default: the device in use).
         attribute: Attribute that is set, of the module, its `hparams` and the data module.
         most: Largest batch size to set.
+        reserve: Share of the device's memory to leave free.
 
     Raises:
         InputError, UnknownArchitectureError: Unknown model.
@@ -91,40 +99,41 @@ class LargestBatch(lightning.Callback):
         device: str | None = None,
         attribute: str = "batch_size",
         most: int = 8192,
+        reserve: float = LEAST_RESERVE,
     ) -> None:
         self._model_name = None if model_name is None else checked_name(model_name)
         self._device, self._attribute, self._most = device, attribute, most
+        self._reserve = reserve
 
     def on_fit_start(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule
     ) -> None:
-        try:
-            largest = self._largest(trainer, pl_module)
-            lightning_setattr(pl_module, self._attribute, min(largest, self._most))
-            line = f"{self._attribute} is {min(largest, self._most):,}"
-            line += f", of {largest:,}" if largest > self._most else ", the largest"
-            line += " predicted to fit"
-        except Exception as error:  # an unknown module may raise anything
-            line = f"{self._attribute} stays as it is: {one_line(error)}"
+        chosen: int | str = ""
         if trainer.is_global_zero:
-            say(line)
+            try:
+                chosen = self._largest(trainer, pl_module)
+            except Exception as error:  # an unknown module may raise anything
+                chosen = one_line(error)
+        chosen = trainer.strategy.broadcast(chosen)
+        if isinstance(chosen, int):
+            lightning_setattr(pl_module, self._attribute, min(chosen, self._most))
+        if trainer.is_global_zero:
+            say_batch(self._attribute, chosen, self._most)
 
     def _largest(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> int:
         example = module.example_input_array
         if example is None:
             raise InputError("the module has no example_input_array")
-        if trainer.world_size > 1:
-            raise InputError("only the memory of one process is predicted")
+        strategy = type(trainer.strategy)
+        if trainer.world_size > 1 and strategy is not DDPStrategy:  # others shard, as subclasses
+            raise InputError(f"the memory of {strategy.__name__} is not predicted, only of DDP")
         if not trainer.fit_loop._data_source.is_module():
             raise InputError("the data loaders that were given to fit() have a size already")
         context = _training_context(trainer, module, example, self._model_name)
         if isinstance(example, tuple):  # Lightning passes all of them
             context = replace(context, args=example)
-        answer = forecast(context, self._device).prediction
-        if not answer.largest_batch:
-            reason = "not even 1 fits" if answer.largest_batch == 0 else "there is no prediction"
-            raise InputError(f"{reason} on {answer.device_name}")
-        return answer.largest_batch
+        phases = [Phase.TRAIN, Phase.INFER] if trainer.enable_validation else [Phase.TRAIN]
+        return TrainingMemory(context, self._device).largest_batch(self._reserve, phases)
 
 
 def _training_context(

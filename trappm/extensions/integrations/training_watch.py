@@ -262,3 +262,19 @@ def checked_name(model_name: str) -> str:
 def say(text: str) -> None:
     """Print a line of a callback."""
     typer.echo(f"TraPPM: {text}")
+
+
+def say_batch(name: str, chosen: int | str, most: int) -> None:
+    """Print the batch size that a trainer takes now, or why it takes the one from before.
+
+    Args:
+        name: Name of the setting.
+        chosen: Largest batch size that is predicted to fit, or why it is unknown.
+        most: Largest batch size to take.
+    """
+    if isinstance(chosen, str):
+        say(f"{name} stays as it is: {chosen}")
+    elif chosen > most:
+        say(f"{name} is {most:,}, of {chosen:,} predicted to fit")
+    else:
+        say(f"{name} is {chosen:,}, the largest predicted to fit")

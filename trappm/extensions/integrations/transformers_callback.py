@@ -1,4 +1,4 @@
-"""Callback of transformers' `Trainer` that forecasts a run and records its step times."""
+"""Callback of transformers' `Trainer` that forecasts and records a run, and its batch sizes."""
 
 from __future__ import annotations
 
@@ -6,11 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from accelerate.utils import broadcast_object_list  # type: ignore[import-untyped]
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from trappm.extensions.integrations.forecast import TrainingContext, fp32_of_process
-from trappm.extensions.integrations.training_watch import TrainingWatch
-from trappm.profiler.records import Precision
+from trappm.extensions.integrations.forecast import (
+    TrainingContext,
+    TrainingMemory,
+    fp32_of_process,
+)
+from trappm.extensions.integrations.training_watch import TrainingWatch, checked_name, say_batch
+from trappm.prediction.fit import LEAST_RESERVE
+from trappm.profiler.errors import InputError, one_line
+from trappm.profiler.host.environment import independent_of_caller
+from trappm.profiler.records import Phase, Precision
 
 _ABOUT_LOSS = "num_items_in_batch"
 """Keyword argument added by the trainer; the step's memory does not depend on it."""
@@ -68,6 +76,81 @@ class TrappmCallback(TrainerCallback):
         self._watch.finish()
 
 
+def set_largest_batch(
+    trainer: Trainer,
+    model_name: str | None = None,
+    device: str | None = None,
+    *,
+    most: int = 8192,
+    reserve: float = LEAST_RESERVE,
+) -> None:
+    """Set the batch size of a `Trainer`, before it trains, to the largest one predicted to fit.
+
+    No callback can set it, because the trainer reads it before it calls any. Speed
+    and convergence are not considered, so `most` limits the size. If the run evaluates, and the
+    evaluation does not fit next to the training's state, its batch size is reduced. If there is no
+    prediction, as on a CPU, the sizes stay as they are, and one line gives the reason. All
+    processes of DDP take the sizes of the first one.
+
+    Args:
+        trainer: Trainer with a training data set.
+        model_name: timm name, or a transformer such as `hf:gpt2` (default: the model is traced).
+        device: GPU to choose for, such as `a100` (default: the device in use).
+        most: Largest batch size to set.
+        reserve: Share of the device's memory to leave free.
+
+    Raises:
+        InputError, UnknownArchitectureError: Unknown model.
+    """
+    name, args = None if model_name is None else checked_name(model_name), trainer.args
+    sizes: list[Any] = ["", None]
+    if trainer.is_world_process_zero():
+        try:
+            memory = TrainingMemory(_context_before(trainer, name), device)
+            sizes[0] = memory.largest_batch(reserve, [Phase.TRAIN])
+            if args.eval_strategy != "no":
+                sizes[1] = memory.largest_batch(reserve, [Phase.INFER])
+        except Exception as error:  # an unknown model may raise anything
+            sizes[0] = one_line(error)
+    if args.world_size > 1:
+        broadcast_object_list(sizes)
+    largest, evaluated = sizes
+    if isinstance(largest, int):
+        args.per_device_train_batch_size = min(largest, most)
+        trainer._train_batch_size = args.train_batch_size  # as in the search of hyperparameters
+    if trainer.is_world_process_zero():
+        say_batch("per_device_train_batch_size", largest, most)
+    if evaluated is not None and evaluated < args.per_device_eval_batch_size:
+        args.per_device_eval_batch_size = evaluated
+        if trainer.is_world_process_zero():
+            say_batch("per_device_eval_batch_size", evaluated, most)
+
+
+@independent_of_caller
+def _context_before(trainer: Trainer, name: str | None) -> TrainingContext:
+    """Return the context of a run that has not begun; raises InputError if it is not covered."""
+    args, model = trainer.args, trainer.model
+    assert isinstance(model, torch.nn.Module)  # noqa: S101  (every trainer has one)
+    if args.n_gpu > 1:
+        raise InputError(f"DataParallel on {args.n_gpu} GPUs is not predicted; launch by torchrun")
+    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+        raise InputError("the memory of FSDP and DeepSpeed is not predicted, only of DDP")
+    optimizer = trainer.optimizer
+    if optimizer is None:
+        kind, settings = trainer.get_optimizer_cls_and_kwargs(args)
+        optimizer = kind(model.parameters(), **settings)
+    loader = trainer.get_train_dataloader()
+    return _training_context(
+        name,
+        args,
+        (),
+        dict(next(iter(loader))),
+        model=model,
+        optimizer=optimizer,
+        train_dataloader=loader,
+    )
+
+
 def _training_context(
     name: str | None,
     args: TrainingArguments,
@@ -98,6 +181,7 @@ def _training_context(
         accumulation_steps=args.gradient_accumulation_steps,
         epoch_batches=batches,
         processes=args.world_size,
+        frees_gradients=True,
         device=args.device,
         will_compile=bool(args.torch_compile),
     )

@@ -28,6 +28,7 @@ from trappm.prediction.prediction import breakdown_dict
 from trappm.prediction.question import Question
 from trappm.prediction.selection import Selection
 from trappm.profiler.errors import InputError, TrappmError
+from trappm.profiler.models.own_modules import is_own_module
 from trappm.profiler.records import Phase
 
 if TYPE_CHECKING:
@@ -251,8 +252,14 @@ def named_model(name: str, input_size: int | None) -> RequestedModel:
     """Return the model with a timm name.
 
     Raises:
-        InputError: The name looks like a path; the server never opens its own files.
+        InputError: The name looks like a path or names code; the server neither opens its own files
+            nor imports modules.
     """
+    if is_own_module(name):
+        raise InputError(
+            f"{name!r} names a module to import, which this server never does; run trappm predict, "
+            "or upload the model as an ONNX file"
+        )
     if "/" in name or "\\" in name or name.endswith((".onnx", ".json")) or ".json," in name:
         raise InputError(
             f"{name!r} is not a timm name, and this server reads no files by path; upload the file "
