@@ -75,6 +75,9 @@ from trappm.profiler.records import MemoryFormat, Phase
 
 FOLDS = 4
 """Number of folds of architectures to evaluate cards with labels."""
+MIN_ARCHITECTURES = 2 * FOLDS
+"""Number of architectures from which a card's own errors are judged: with few, a fold leaves none
+that resembles the held-out ones."""
 STEP_TIME, MEMORY = "step time", "memory"
 KEYS = ["metric", "device", "basis", "phase"]
 
@@ -172,7 +175,8 @@ def new_architecture_errors(
         unseen = [np.isin(steps.architectures, names[folds == fold]) for steps in known]
         parts = list(zip(known, unseen, strict=True))
         fit = learned_from([*(s.evidence.at(~own) for s, own in parts), *kernels])
-        for steps in (s.at(own) for s, own in parts):
+        judged = (s.at(own) for s, own in parts if len({*s.architectures}) >= MIN_ARCHITECTURES)
+        for steps in judged:
             device, spec = steps.evidence.device, steps.evidence.spec
             prior = StepTimePrior(spec, fit.constants(device))
             for phase, logs in steps.errors(prior).items():

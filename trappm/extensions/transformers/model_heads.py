@@ -101,14 +101,14 @@ KNOWN = {
         basis=_KERNELS,
     ),
     ("h100", True): TransformerTimes(
-        products=1.460, attention=3.074, contention=0.167, errors=(0.946, 1.089), basis=_HALF
+        products=1.436, attention=2.863, contention=0.168, errors=(0.941, 1.085), basis=_HALF
     ),
     **{
-        (card, False): TransformerTimes(errors=(0.972, 1.164), basis=_FULL)
+        (card, False): TransformerTimes(errors=(0.953, 1.146), basis=_FULL)
         for card in ("v100", "t4", "a100", "h100")
     },
     # Both are limited to about 70 W, which keeps their clocks far below the data sheets.
-    ("l4", False): TransformerTimes(errors=(0.972, 1.164), basis=_FULL, like="t4"),
+    ("l4", False): TransformerTimes(errors=(0.953, 1.146), basis=_FULL, like="t4"),
 }
 """Factors by card model and by whether the step is in 16 bits."""
 OF_2023 = {
