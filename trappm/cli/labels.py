@@ -14,7 +14,7 @@ import typer
 
 from trappm.cli import shell
 from trappm.cli.options import AsJson, print_json, with_fields
-from trappm.label_store import column_names, records, store_to_read
+from trappm.label_store import column_names, records, store_to_read, with_iso_times
 from trappm.profiler.errors import InputError
 from trappm.profiler.files import write_atomically
 from trappm.store import LabelFilter
@@ -217,8 +217,7 @@ def _print_frame(
             raise InputError(f"cannot write {parquet}: {error.strerror or error}") from error
         typer.echo(f"{len(frame)} rows written to {parquet}")
         return
-    for name in frame.select_dtypes("datetimetz"):
-        frame[name] = frame[name].map(lambda time: time.isoformat())
+    frame = with_iso_times(frame)
     if as_json:
         print_json(list(records(frame)))
     elif as_jsonl:
