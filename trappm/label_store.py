@@ -111,7 +111,8 @@ def records(frame: pd.DataFrame) -> Iterator[dict[str, Any]]:
 def with_iso_times(frame: pd.DataFrame) -> pd.DataFrame:
     """Return a frame with its times as texts in ISO 8601."""
     times = {
-        name: frame[name].map(lambda t: t.isoformat()) for name in frame.select_dtypes("datetimetz")
+        str(name): frame[name].map(lambda time: time.isoformat())
+        for name in frame.select_dtypes("datetimetz")
     }
     return frame.assign(**times)
 

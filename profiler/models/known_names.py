@@ -119,6 +119,20 @@ def is_file(model: str) -> bool:
     return os.sep in model
 
 
+def looks_like_path(name: str) -> bool:
+    """Return whether a name may be a path: it has a separator, or the end of a model file."""
+    return "/" in name or "\\" in name or model_of(name).endswith((".onnx", ".json"))
+
+
+def has_public_name(architecture: str) -> bool:
+    """Return whether others can build this model by its name, which names no file and no code."""
+    if is_own_module(architecture):
+        return False
+    if is_prefixed(architecture):
+        return not looks_like_path(architecture)
+    return architecture.partition(".")[0] in registered_names() | _former_names()
+
+
 def is_hub_id(name: str) -> bool:
     """Return whether a name has the form of an id of the Hub, such as `org/model`."""
     return bool(_HUB_ID.fullmatch(name)) and not name.endswith(".onnx")

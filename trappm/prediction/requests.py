@@ -19,6 +19,7 @@ from trappm.prediction.question import (
     QuestionSettings,
 )
 from trappm.profiler.errors import InputError, SnapshotError, fault_text, nearest
+from trappm.profiler.models.known_names import looks_like_path
 from trappm.profiler.models.own_modules import is_own_module
 from trappm.profiler.records import MAX_SIZE, PRECISION_NAMES
 
@@ -133,7 +134,7 @@ def refuse_outside(model: str, instead: str) -> None:
         raise InputError(
             f"{model!r} names a module to import, which this server never does; {instead}"
         )
-    if "/" in model or "\\" in model or model.endswith((".onnx", ".json")) or ".json," in model:
+    if looks_like_path(model):
         raise InputError(
             f"{model!r} is not a timm name, and this server reads no files by path; {instead}"
         )

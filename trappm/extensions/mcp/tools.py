@@ -97,7 +97,7 @@ def _labels(request: Any) -> dict[str, Any]:
 
 
 def _settings(request: StepRequest, models: Collection[str]) -> dict[str, Any]:
-    """Return the arguments of `trappm.predict` that are settings; refuses names of files and code."""
+    """Return the settings as arguments of `trappm.predict`; refuses names of files and code."""
     for model in models:
         refuse_outside(model, "run trappm predict instead")
     if request.snapshot is not None:
@@ -118,8 +118,9 @@ def _schema(
     without: Collection[str] = (),
     names: Mapping[str, Any] | None = None,
     optional: Mapping[str, Any] | None = None,
+    has_sentence: bool = True,
 ) -> type[BaseModel]:
-    """Return the schema of a record's `to_dict`: its sentence, fields and properties.
+    """Return the schema of a record's `to_dict`: its fields and properties, and its sentence.
 
     Args:
         record: A dataclass.
@@ -127,12 +128,13 @@ def _schema(
         without: Fields that it leaves out.
         names: Types by name, for annotations that are not imported when the program runs.
         optional: Types of what it adds on request.
+        has_sentence: Whether it adds the record as a text.
     """
     hints = get_type_hints(record, localns=dict(names or {}))
-    types: dict[str, Any] = {} if record.__str__ is object.__str__ else {"sentence": str}
-    types |= {f.name: hints[f.name] for f in fields(record) if f.name not in without}
+    types = {f.name: hints[f.name] for f in fields(record) if f.name not in without}
     types |= {name: get_type_hints(getattr(record, name).fget)["return"] for name in properties}
-    known: dict[str, Any] = {name: (kind, ...) for name, kind in types.items()}
+    known: dict[str, Any] = {"sentence": (str, ...)} if has_sentence else {}
+    known |= {name: (kind, ...) for name, kind in types.items()}
     known |= {name: (kind | None, None) for name, kind in (optional or {}).items()}
     return create_model(record.__name__, __config__=_STRICT, **known)
 
@@ -169,7 +171,7 @@ class LabelRows(BaseModel):
 def _advice_schema() -> type[BaseModel]:
     from trappm.extensions.advice.advising import Advice, AdvisedStep
 
-    step = _schema(AdvisedStep, ("verdict",))
+    step = _schema(AdvisedStep, ("verdict",), has_sentence=False)
     return _schema(
         Advice,
         ("is_needed",),
