@@ -107,7 +107,7 @@ class PublishedSheet:
     model: str
     """Column of the model's name."""
     fitted: str = ""
-    """What TraPPM was fitted to these rows."""
+    """Constants that were fitted to these rows."""
 
     def rows(self, data: Path) -> pd.DataFrame:
         return self.read(data / self.file)

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 from trappm.profiler.errors import MissingLibraryError, UnknownArchitectureError, nearest
 from trappm.profiler.extensions import extension_modules
@@ -33,6 +33,16 @@ _REGISTERED = re.compile(r"^@register_model\n(?:@.*\n)*def (\w+)\(", re.MULTILIN
 
 _FORMER = re.compile(r"register_model_deprecations\(__name__, \{(.*?)\n?\}\)", re.DOTALL)
 _FORMER_NAME = re.compile(r"^\s*['\"]([\w.]+)['\"]\s*:", re.MULTILINE)
+
+
+class AdaptedName(NamedTuple):
+    """Name of a model that trains adapters only."""
+
+    option: str
+    """Option of the name, such as `lora=16`."""
+    name: str
+    python: tuple[str, ...]
+    """Lines of Python that load and adapt the model."""
 
 
 class ModelNames(Protocol):

@@ -128,7 +128,7 @@ def _plot(title: str, shown: Sequence[Shown], unit: str) -> str:
         fitted = ' class="fitted"' if sheet.fitted else ""
         text = (
             f"{row.model} on {row.card}: {row.quantity} {number_text(row.measured, 3)} {unit} "
-            f"measured, {number_text(row.predicted, 3)} predicted ({sheet.source})"
+            f"measured, {number_text(row.predicted, 3)} predicted ({', '.join(sheet.sources)})"
         )
         parts.append(
             f'<circle cx="{across(row.measured):.1f}" cy="{up(row.predicted):.1f}" r="3"{fitted} '
@@ -195,7 +195,7 @@ def _by_card(sheets: Sequence[BoardSheet]) -> str:
         seen = '<span class="dot">fitted</span>' if sheet.fitted else "new"
         cells = [
             f"<b>{escape(card)}</b>", escape(quantity), *_errors(rows), spread, _peers(rows),
-            _linked_all(sheet.source), seen,
+            _linked_all(sheet.sources), seen,
         ]  # fmt: skip
         lines.append((f' data-c="{escape(card)}"', cells))
     heads = (
@@ -222,7 +222,7 @@ def _sources(sheets: Sequence[BoardSheet]) -> str:
     for sheet in sheets:
         notes = [sheet.note, f"fitted to these rows: {sheet.fitted}" if sheet.fitted else ""]
         cells = [
-            escape(sheet.title), _linked_all(sheet.source), escape(sheet.licence),
+            escape(sheet.title), _linked_all(sheet.sources), escape(sheet.licence),
             f"{len(sheet.rows):,}", f"{sheet.total:,}",
             escape("; ".join(filter(None, notes))) or DASH,
         ]  # fmt: skip
@@ -231,8 +231,8 @@ def _sources(sheets: Sequence[BoardSheet]) -> str:
     return _table(heads, lines)
 
 
-def _linked_all(source: str) -> str:
-    return ", ".join(dict.fromkeys(map(_linked, source.split(", "))))
+def _linked_all(sources: Sequence[str]) -> str:
+    return ", ".join(dict.fromkeys(map(_linked, sources)))
 
 
 def _linked(source: str) -> str:

@@ -74,14 +74,14 @@ class BoardSheet:
     """Rows of one source, who measured them, and how they are to be read."""
 
     title: str
-    source: str
+    sources: Sequence[str]
     """Who measured."""
     licence: str
     total: int
     """Number of rows that the source has, or quantities that the tools were run on."""
     rows: Sequence[BoardRow]
     fitted: str = ""
-    """What TraPPM was fitted to these rows; empty for rows that it has not seen."""
+    """Constants that were fitted to these rows; empty for rows that TraPPM has not seen."""
     note: str = ""
     spread: float = NAN
     """Median difference in percent between repeated measurements; NaN without repeats."""
@@ -136,7 +136,7 @@ def published_rows(name: str, sheet: PublishedSheet) -> BoardSheet | LeftOut:
     entry = data.sheets()[sheet.file]
     if not data.may_be_shown(entry["licence"]):
         return LeftOut(name, f"licence: {entry['licence']}")
-    table = sheet.rows(data.data_folder())
+    table, source = sheet.rows(data.data_folder()), entry["source"]
     ours, *_ = (tool.name for tool in sheet.tools)
     found: dict[tuple[str, int], dict[str, costbench.ToolOutcome]] = defaultdict(dict)
     for outcome in costbench.outcomes(sheet, table):
@@ -170,7 +170,7 @@ def published_rows(name: str, sheet: PublishedSheet) -> BoardSheet | LeftOut:
         )
     return BoardSheet(
         title=name,
-        source=_source(entry["source"]),
+        sources=[source] if isinstance(source, str) else source,
         licence=entry["licence"],
         total=len(found),
         rows=rows,
@@ -225,7 +225,7 @@ def judged_rows(
     ]
     return BoardSheet(
         title=title,
-        source=", ".join(sorted({source_of(m) for m in part.measurements})),
+        sources=sorted({source_of(m) for m in part.measurements}),
         licence=", ".join(licences),
         total=total,
         rows=rows,
@@ -319,7 +319,7 @@ def sent_in_rows(source: str, device: str, labels: Sequence[Measurement]) -> Boa
                 )
     return BoardSheet(
         title=f"{source}, {device}",
-        source=source,
+        sources=[source],
         licence=", ".join(sorted({str(label.environment["licence"]) for label in labels})),
         total=len(labels),
         rows=rows,
@@ -330,7 +330,3 @@ def sent_in_rows(source: str, device: str, labels: Sequence[Measurement]) -> Boa
 def _title(device: str) -> str:
     key = device.lower().replace("_", "-")
     return device_title(key) if known_spec(key) is not None or key.startswith("cpu-") else device
-
-
-def _source(source: str | Sequence[str]) -> str:
-    return source if isinstance(source, str) else ", ".join(source)

@@ -12,8 +12,9 @@ def register(app: typer.Typer) -> None:
 
 
 def mcp() -> None:
-    """Serve the tools predict, compare, advise and labels to an assistant, by the Model Context
-    Protocol over standard input and output.
+    """Serve tools to an assistant: predict, compare, advise and labels.
+
+    Messages of the Model Context Protocol come by standard input and leave by standard output.
 
     Example: claude mcp add trappm -- trappm mcp
     """
