@@ -27,9 +27,7 @@ MOST = 120
 
 def main(
     to: Annotated[Path, typer.Option(help="HTML file to replace.")] = Path("board.html"),
-    most: Annotated[
-        int, typer.Option(min=0, help="Labels of each label sheet (0: all, which takes an hour).")
-    ] = MOST,
+    most: Annotated[int, typer.Option(min=0, help="Labels of each label sheet (0: all).")] = MOST,
     only: Annotated[
         list[str] | None, typer.Option(help="Sheet to show; may be repeated (default: all).")
     ] = None,

@@ -39,18 +39,19 @@ def page(sheets: Sequence[BoardSheet], left_out: Sequence[LeftOut], made: str) -
     shown = [(sheet, row) for sheet in sheets for row in sheet.rows]
     if not shown:
         raise InputError("no row may be shown; see: python -m research data")
-    unseen = [row for sheet, row in shown if not sheet.fitted]
+    held_out = [row for sheet, row in shown if not sheet.fitted]
     cards = Counter(row.card for _, row in shown)
     kinds = Counter(row.kind for _, row in shown)
     headline = (
-        f"On {len(unseen):,} public rows that TraPPM has not seen, half of the errors are below "
-        f"<b>{_percent(row.error for row in unseen)} %</b>. With the rows that something was "
+        f"On {len(held_out):,} public rows that were held out, half of the errors are below "
+        f"<b>{_percent(row.error for row in held_out)} %</b>. With the rows that something was "
         f"fitted to, there are {len(shown):,} rows of {len(cards)} cards, {len(kinds)} kinds of "
         f"models and {len(sheets)} sources."
     )
     about = (
         "Measured against predicted, for published measurements whose licence allows to show "
-        "them, and for labels that users sent in."
+        "them, and for labels that users sent in. The formulas were developed on some of these "
+        "sheets, so errors of held-out rows are somewhat optimistic."
     )
     plots = "".join(
         _plot(title, [pair for pair in shown if pair[1].unit == unit], unit)
@@ -192,7 +193,7 @@ def _by_card(sheets: Sequence[BoardSheet]) -> str:
     for (card, quantity, _), shown in sorted(groups.items(), key=lambda item: item[0]):
         sheet, rows = shown[0][0], [row for _, row in shown]
         spread = DASH if math.isnan(sheet.spread) else f"{sheet.spread:.1f}"
-        seen = '<span class="dot">fitted</span>' if sheet.fitted else "new"
+        seen = '<span class="dot">fitted</span>' if sheet.fitted else "held out"
         cells = [
             f"<b>{escape(card)}</b>", escape(quantity), *_errors(rows), spread, _peers(rows),
             _linked_all(sheet.sources), seen,

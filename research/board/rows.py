@@ -81,7 +81,7 @@ class BoardSheet:
     """Number of rows that the source has, or quantities that the tools were run on."""
     rows: Sequence[BoardRow]
     fitted: str = ""
-    """Constants that were fitted to these rows; empty for rows that TraPPM has not seen."""
+    """Constants that were fitted to these rows; empty for held-out rows."""
     note: str = ""
     spread: float = NAN
     """Median difference in percent between repeated measurements; NaN without repeats."""
@@ -137,6 +137,7 @@ def published_rows(name: str, sheet: PublishedSheet) -> BoardSheet | LeftOut:
     if not data.may_be_shown(entry["licence"]):
         return LeftOut(name, f"licence: {entry['licence']}")
     table, source = sheet.rows(data.data_folder()), entry["source"]
+    sources = [source] if isinstance(source, str) else [x for x in source if name in x]
     ours, *_ = (tool.name for tool in sheet.tools)
     found: dict[tuple[str, int], dict[str, costbench.ToolOutcome]] = defaultdict(dict)
     for outcome in costbench.outcomes(sheet, table):
@@ -155,7 +156,7 @@ def published_rows(name: str, sheet: PublishedSheet) -> BoardSheet | LeftOut:
                 card=_title(str(row.get(sheet.card, sheet.card))),
                 kind=family_of(model if has_public_name(model) else f"hf:{model.lower()}"),
                 model=model,
-                quantity=quantity,
+                quantity=quantity.partition(" of ")[0],
                 unit=MS if unit == MS else MIB,
                 measured=factor * outcome.measured,
                 predicted=factor * outcome.figure.value,
@@ -170,7 +171,7 @@ def published_rows(name: str, sheet: PublishedSheet) -> BoardSheet | LeftOut:
         )
     return BoardSheet(
         title=name,
-        sources=[source] if isinstance(source, str) else source,
+        sources=sources,
         licence=entry["licence"],
         total=len(found),
         rows=rows,

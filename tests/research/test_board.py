@@ -75,7 +75,7 @@ def test_rows_are_shown_if_their_licence_says_so(board):
     text, out, err = board()
     assert cells(text, "A100 40 GB") == [
         "A100 40 GB", "tensors", "1", "10.0", "10.0", "100", "–", "peer 0.0 (10.0)", "lab/steps",
-        "new",
+        "held out",
     ]  # fmt: skip
     assert cells(text, "V100 16 GB")[7] == "peer 50.0 (10.0)"
     assert cells(text, "open")[3:5] == ["2", "3"]
