@@ -1,4 +1,4 @@
-"""`python -m research`: evaluate, tune, replay, costbench, fit-priors, tables and more."""
+"""`python -m research`: evaluate, tune, replay, costbench, board, fit-priors, tables and more."""
 
 from __future__ import annotations
 
@@ -81,6 +81,7 @@ TABLES: Mapping[str, Script] = {
 
 SNAPSHOT = Script("research.snapshot.default_snapshot", "trappm/shipped_snapshot")
 COSTBENCH = Script("research.costbench", "docs/compared_with.md")
+BOARD = Script("research.board.command", "board.html")
 
 app = typer.Typer(
     name="research",
@@ -114,6 +115,12 @@ def snapshot(context: typer.Context) -> None:
 def costbench(context: typer.Context) -> None:
     """Compare published predictors on the same rows of published sheets."""
     execute(COSTBENCH, context.args)
+
+
+@app.command(context_settings={**_PASS_ON, "help_option_names": []})
+def board(context: typer.Context) -> None:
+    """Write one static page with measured against predicted; for its options: board --help."""
+    execute(BOARD, context.args)
 
 
 @app.command(name="fit-priors", context_settings=_PASS_ON)

@@ -94,10 +94,23 @@ def _stop(*_: object) -> None:
 class PublishedSheet:
     """A published sheet and the tools that predict its rows."""
 
+    file: str
+    """File in the manifest."""
     read: Callable[[Path], pd.DataFrame]
+    """Returns the rows of a file."""
     quantities: Mapping[str, str]
     """Column of each measured quantity; NaN where a row has none."""
     tools: Sequence[Tool]
+    """The first one is TraPPM."""
+    card: str
+    """Column of the card, or the card of all rows."""
+    model: str
+    """Column of the model's name."""
+    fitted: str = ""
+    """Constants that were fitted to these rows."""
+
+    def rows(self, data: Path) -> pd.DataFrame:
+        return self.read(data / self.file)
 
 
 @dataclass(frozen=True)
@@ -199,8 +212,8 @@ def published(columns: Mapping[str, str]) -> Callable[[Any], Figures]:
     return lambda row: {q: Figure(float(getattr(row, name))) for q, name in columns.items()}
 
 
-def read_neusight(data: Path) -> pd.DataFrame:
-    sheet = pd.read_csv(data / "new" / "neusight_and_its_peers_predictions.csv.gz")
+def read_neusight(file: Path) -> pd.DataFrame:
+    sheet = pd.read_csv(file)
     is_inference = sheet.phase == "infer"
     times = sheet.e2e_ms
     return sheet.assign(infer=times.where(is_inference), train=times.where(~is_inference))
@@ -216,9 +229,9 @@ def neusight_ours(row: Any) -> Figures:
     return {INFER: figure, STEP: figure}
 
 
-def read_bigscience(data: Path) -> pd.DataFrame:
+def read_bigscience(file: Path) -> pd.DataFrame:
     """Return runs with memory and a known shape; the source doubts the shape of 104B."""
-    sheet = pd.read_csv(data / "nodes" / "llm_training.csv")
+    sheet = pd.read_csv(file)
     sheet = sheet[sheet.source.str.startswith("bigscience") & (sheet.status == "ok")]
     sheet = sheet[sheet.suspect.isna() & ~sheet.model.str.contains("104B")]
     sheet = sheet.dropna(subset=["mem_gb", "hidden", "layers", "heads", "tp", "pp", "dp"])
@@ -226,10 +239,10 @@ def read_bigscience(data: Path) -> pd.DataFrame:
     return sheet.assign(**cards)
 
 
-def read_timm(data: Path) -> pd.DataFrame:
+def read_timm(file: Path) -> pd.DataFrame:
     """Return steps of MemTracker's page at batch 32."""
-    sheet = pd.read_csv(data / "a100_40gb_train_memory.csv")
-    sheet = sheet.merge(pd.read_csv(data / "a100_40gb_train_memory_quality.csv"))
+    sheet = pd.read_csv(file)
+    sheet = sheet.merge(pd.read_csv(file.with_name("a100_40gb_train_memory_quality.csv")))
     sheet = sheet[(sheet["class"] == "usable") & (sheet.batch_size == 32)]
     return sheet[sheet.architecture.isin(mem_tracker.MODELS)]
 
@@ -243,8 +256,8 @@ def timm_ours(row: Any) -> Figures:
     return {MIB: Figure(*simulated_interval(memory.reserved_with_workspace_mib + process_mib))}
 
 
-def read_generation(data: Path) -> pd.DataFrame:
-    sheet = pd.read_csv(data / "new" / "llama2_generate_a100_80gb.csv.gz")
+def read_generation(file: Path) -> pd.DataFrame:
+    sheet = pd.read_csv(file)
     sheet.columns = pd.Index([str(name).split(" (")[0].replace(" ", "_") for name in sheet])
     return sheet.assign(prompt_ms=1000 * sheet.Prefill_Latency)
 
@@ -263,6 +276,7 @@ def generation_ours(row: Any) -> Figures:
 NO_PACKAGE = "not on PyPI, and published predictions are of B200s only"
 SHEETS: Mapping[str, PublishedSheet] = {
     "neusight": PublishedSheet(
+        "new/neusight_and_its_peers_predictions.csv.gz",
         read_neusight,
         {INFER: "infer", STEP: "train"},
         [
@@ -275,17 +289,22 @@ SHEETS: Mapping[str, PublishedSheet] = {
                 }.items()
             ),
         ],
+        card="device", model="model",
+        fitted="NeuSight's kernels, the interval and the choice of L4's constants",
     ),
     "simumax": PublishedSheet(
-        lambda data: pd.read_csv(data / "new" / "simumax_b200_training.csv.gz"),
+        "new/simumax_b200_training.csv.gz",
+        pd.read_csv,
         {STEP: "real_ms", TENSORS: "real_alloc_gib"},
         [
             Tool("TraPPM", lambda row: predicted_run(simumax_run(row))),
             Tool("SimuMax", published({STEP: "perf_ms", TENSORS: "perf_alloc_gib"})),
             Tool("llm-analysis", lambda row: llm_analysis(simumax_run(row)), "llm_analysis"),
         ],
+        card="b200", model="model",
     ),
     "bigscience": PublishedSheet(
+        "nodes/llm_training.csv",
         read_bigscience,
         {name: card for card, name in MEMORY.items()},
         [
@@ -293,8 +312,10 @@ SHEETS: Mapping[str, PublishedSheet] = {
             Tool("llm-analysis", lambda row: llm_analysis(bigscience_run(row)), "llm_analysis"),
             Tool("SimuMax", NO_PACKAGE),
         ],
+        card="device", model="model", fitted="bytes per parameter and the interval",
     ),
     "timm": PublishedSheet(
+        "a100_40gb_train_memory.csv",
         read_timm,
         {MIB: "max_gpu_memory_mib"},
         [
@@ -303,14 +324,17 @@ SHEETS: Mapping[str, PublishedSheet] = {
                 mem_tracker.tracked_mib(row.architecture, 224, row.batch_size))}),
             Tool("FakeTensor", published({MIB: "faketensor_mib"})),
         ],
+        card="a100-40gb", model="architecture", fitted="workspaces, on half of the architectures",
     ),
     "generation": PublishedSheet(
+        "new/llama2_generate_a100_80gb.csv.gz",
         read_generation,
         {PROMPT: "prompt_ms", TOKEN: "ms_per_token"},
         [
             Tool("TraPPM", generation_ours),
             Tool("aiconfigurator", aiconfigurator, "aiconfigurator"),
         ],
+        card=decoding.DEVICE, model="Model", fitted="three constants",
     ),
 }  # fmt: skip
 
@@ -327,4 +351,6 @@ def main(
             raise InputError(f"Unknown sheet {name!r}; {nearest(name, list(SHEETS))}")
     for name in names or SHEETS:
         sheet = SHEETS[name]
-        print(f"\n## {name}\n\n{markdown(summary(outcomes(sheet, sheet.read(data_folder()))))}")
+        print(f"\n## {name}\n\n{markdown(summary(outcomes(sheet, sheet.rows(data_folder()))))}")
+        if sheet.fitted:
+            print(f"\n*In the fit*: {sheet.fitted}.")

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from trappm.store import Home, Store
 
 
+MAX_PAGE = 200
+"""Largest number of rows that a server returns at once."""
+
+
 class LabelStore:
     """A label store to read.
 
@@ -102,6 +106,15 @@ def records(frame: pd.DataFrame) -> Iterator[dict[str, Any]]:
     names = list(frame.columns)
     for row in without_nan(frame).itertuples(index=False, name=None):
         yield dict(zip(names, row, strict=True))
+
+
+def with_iso_times(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return a frame with its times as texts in ISO 8601."""
+    times = {
+        str(name): frame[name].map(lambda time: time.isoformat())
+        for name in frame.select_dtypes("datetimetz")
+    }
+    return frame.assign(**times)
 
 
 def without_nan(frame: pd.DataFrame) -> pd.DataFrame:

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 from trappm.profiler.errors import MissingLibraryError, UnknownArchitectureError, nearest
 from trappm.profiler.extensions import extension_modules
@@ -33,6 +33,16 @@ _REGISTERED = re.compile(r"^@register_model\n(?:@.*\n)*def (\w+)\(", re.MULTILIN
 
 _FORMER = re.compile(r"register_model_deprecations\(__name__, \{(.*?)\n?\}\)", re.DOTALL)
 _FORMER_NAME = re.compile(r"^\s*['\"]([\w.]+)['\"]\s*:", re.MULTILINE)
+
+
+class AdaptedName(NamedTuple):
+    """Name of a model that trains adapters only."""
+
+    option: str
+    """Option of the name, such as `lora=16`."""
+    name: str
+    python: tuple[str, ...]
+    """Lines of Python that load and adapt the model."""
 
 
 class ModelNames(Protocol):
@@ -117,6 +127,20 @@ def is_file(model: str) -> bool:
     if is_prefixed(model) or (is_hub_id(model) and suggested_name(model)):
         return False
     return os.sep in model
+
+
+def looks_like_path(name: str) -> bool:
+    """Return whether a name may be a path: it has a separator, or the end of a model file."""
+    return "/" in name or "\\" in name or model_of(name).endswith((".onnx", ".json"))
+
+
+def has_public_name(architecture: str) -> bool:
+    """Return whether others can build this model by its name, which names no file and no code."""
+    if is_own_module(architecture):
+        return False
+    if is_prefixed(architecture):
+        return not looks_like_path(architecture)
+    return architecture.partition(".")[0] in registered_names() | _former_names()
 
 
 def is_hub_id(name: str) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol, cast
 
-from trappm.profiler.models.known_names import is_prefixed, names_of
+from trappm.profiler.models.known_names import AdaptedName, is_prefixed, names_of
 from trappm.profiler.models.own_modules import is_own_module
 
 if TYPE_CHECKING:
@@ -42,6 +42,17 @@ class ModelSource(Protocol):
         """Return the inputs of the model."""
 
 
+class PrefixedSource(ModelSource, Protocol):
+    """Models of a library by names with a prefix."""
+
+    def adapted(self, architecture: str, rank: int, /) -> list[AdaptedName]:
+        """Return the model with adapters of this rank; empty if only a part of it is trained.
+
+        Raises:
+            InputError: As `create_model`, or the library of adapters is missing.
+        """
+
+
 def source_of(architecture: str) -> ModelSource:
     """Return the source of an architecture; its library, or the user's package, is imported.
 
@@ -54,7 +65,12 @@ def source_of(architecture: str) -> ModelSource:
         own_modules.import_package(architecture)
         return own_modules
     if is_prefixed(architecture):
-        return cast("ModelSource", import_module(names_of(architecture).SOURCE))
+        return prefixed_source_of(architecture)
     from trappm.profiler.models import zoo
 
     return zoo
+
+
+def prefixed_source_of(architecture: str) -> PrefixedSource:
+    """Return the source of a name with a prefix; raises as `source_of`."""
+    return cast("PrefixedSource", import_module(names_of(architecture).SOURCE))

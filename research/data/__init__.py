@@ -34,6 +34,17 @@ def sheets() -> Mapping[str, Mapping[str, Any]]:
     return entries
 
 
+SHOWN_LICENCES = frozenset(
+    ("Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "CC-BY-4.0", "CC0-1.0", "MIT")
+)
+"""Licences that allow to show rows with their source."""
+
+
+def may_be_shown(licence: str) -> bool:
+    """Return whether rows under a licence may be shown; one with exceptions by folder may not."""
+    return licence in SHOWN_LICENCES
+
+
 def verified(folder: Path) -> Iterator[tuple[str, str]]:
     """Yield each sheet with its state: `ok`, `missing` or `changed`."""
     for name, entry in sheets().items():

@@ -22,12 +22,11 @@ from trappm.profiler.records import (
     StepSummary,
 )
 from trappm.store.files import ParsedRow, check_size
+from trappm.store.public_labels import UNKNOWN_TIME
 
 Cells = Mapping[str, str]
 Result = TypeVar("Result")
 UNTOLD = "not told by the source"
-UNTOLD_TIME = "1970-01-01T00:00:00+00:00"
-"""Start time of measurements without one; it is also listed in `Measurement.missing`."""
 _MAX_NUMBER = 1e9
 
 
@@ -150,7 +149,7 @@ def published(
         device=environment["device"],
         outcome=outcome,
         protocol=protocol,
-        started_at=UNTOLD_TIME,
+        started_at=UNKNOWN_TIME,
         duration_s=0.0,
         attempt_key=hashlib.sha256(identity.encode()).hexdigest()[:32],
         provenance=Provenance.IMPORTED,

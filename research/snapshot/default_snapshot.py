@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections import Counter
+import zlib
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -88,6 +89,27 @@ SPLIT = (
 
 
 @dataclass(frozen=True, eq=False)
+class PreparedSheet:
+    """Labels of one sheet with all that its head learns from."""
+
+    sheet: LabelSheet
+    prior: Prior
+    samples: Samples
+    bench: Workbench
+    measurements: Sequence[Measurement]
+    """All labels of the sheet, or those that were drawn."""
+    files: Mapping[str, str]
+    """File of each label by its attempt key."""
+    kernels: Evidence | None
+
+    def judged(self, seed: int = SEED) -> tuple[Head[Prior], np.ndarray[Any, np.dtype[np.int64]]]:
+        """Return the head trained without a fifth of the architectures, and the held-out rows."""
+        test = held_out(self.samples.groups, seed)
+        head = _fit(self.sheet, self.prior, self.samples, np.flatnonzero(~test))
+        return head, np.flatnonzero(test)
+
+
+@dataclass(frozen=True, eq=False)
 class Trained:
     """Trained head of one sheet."""
 
@@ -103,14 +125,22 @@ class Trained:
     """Single kernels in the training data by file."""
 
 
-def train(sheet: LabelSheet, data: Path, processes: int) -> Trained:
-    """Evaluate and train the head of one sheet in the folder `data`.
+def prepare(
+    sheet: LabelSheet, data: Path, processes: int, most: int | None = None
+) -> PreparedSheet:
+    """Read and trace the labels of one sheet.
+
+    Args:
+        sheet: The sheet.
+        data: Folder of published sheets.
+        processes: Number of processes that trace.
+        most: Number of labels, of whole architectures (default: all).
 
     Raises:
         InputError: The file is missing or cannot be read.
     """
     by_file = sheet.labels(data)
-    measurements = [label for labels in by_file.values() for label in labels]
+    measurements = _some([label for labels in by_file.values() for label in labels], most)
     files = {m.attempt_key: file for file, ms in by_file.items() for m in ms}
     usable = read_usable(data / sheet.usable) if sheet.usable else None
     kernels = _kernels(sheet, data)
@@ -120,20 +150,40 @@ def train(sheet: LabelSheet, data: Path, processes: int) -> Trained:
     else:
         samples = _select_timed(measurements, bench.home.traces, processes)
     prior = _prior(sheet, kernels)
-    test = held_out(samples.groups, SEED)
-    what = f"{sheet.metric} of {sheet.device}"
+    return PreparedSheet(sheet, prior, samples, bench, measurements, files, kernels)
+
+
+def _some(measurements: list[Measurement], most: int | None) -> list[Measurement]:
+    """Return labels of whole architectures; a larger number includes those of a smaller one."""
+    if most is None:
+        return measurements
+    by_name: dict[str, list[Measurement]] = defaultdict(list)
+    for measurement in measurements:
+        by_name[measurement.configuration.architecture].append(measurement)
+    chosen: list[Measurement] = []
+    for name in sorted(by_name, key=lambda name: zlib.crc32(name.encode())):
+        if len(chosen) + len(by_name[name]) > most:
+            break
+        chosen += by_name[name]
+    return chosen
+
+
+def train(sheet: LabelSheet, data: Path, processes: int) -> Trained:
+    """Evaluate and train the head of one sheet in the folder `data`; raises as `prepare`."""
+    part = prepare(sheet, data, processes)
+    samples, what = part.samples, f"{sheet.metric} of {sheet.device}"
     show_progress(0, 2, f"judging {what}")
-    judged = _fit(sheet, prior, samples, np.flatnonzero(~test))
+    judged, test = part.judged()
     phases = np.array([workload.phase for workload in samples.workloads])
     errors = {
         phase: score(samples, rows, judged.predict(samples.at(rows)))
         for phase in sheet.phases
-        for rows in [np.flatnonzero(test & (phases == phase))]
+        for rows in [test[phases[test] == phase]]
     }
     accuracy = {phase.value: of_phase["accuracy"] for phase, of_phase in errors.items()}
     show_progress(1, 2, f"training {what}: held-out errors {accuracy}")
-    head = _fit(sheet, prior, samples, np.arange(len(samples)))
-    return Trained(sheet, head, errors, measurements, files, kernels)
+    head = _fit(sheet, part.prior, samples, np.arange(len(samples)))
+    return Trained(sheet, head, errors, part.measurements, part.files, part.kernels)
 
 
 def _kernels(sheet: LabelSheet, data: Path) -> dict[str, Evidence]:
@@ -158,7 +208,7 @@ def _prior(sheet: LabelSheet, kernels: Mapping[str, Evidence]) -> Prior:
     return prior
 
 
-def _source(measurement: Measurement) -> str:
+def source_of(measurement: Measurement) -> str:
     """Return the publisher; for our own labels, with the name of their device."""
     own = f"trappm, {measurement.environment.get('device_name')}"
     return str(measurement.environment.get("source", own))
@@ -298,7 +348,7 @@ def _sources(part: Trained) -> Iterator[dict[str, Any]]:
         (
             m.configuration.phase,
             part.files[m.attempt_key],
-            _source(m),
+            source_of(m),
             str(m.environment.get("licence", "")),
         )
         for m in part.measurements

@@ -31,7 +31,7 @@ def ours(row):
 
 
 def compared(*tools):
-    sheet = PublishedSheet(lambda _: ROWS, {"time": "ms"}, tools)
+    sheet = PublishedSheet("", lambda _: ROWS, {"time": "ms"}, tools, card="a100", model="peer")
     return summary(outcomes(sheet, ROWS)).set_index("tool")
 
 

@@ -60,6 +60,7 @@ EXTRAS = {
         "fastapi", "multipart", "prometheus_client", "python_multipart", "starlette", "uvicorn",
     ),
     "integrations": ("lightning",),
+    "mcp": ("mcp", "mcp_types"),
     "transformers": ("accelerate", "peft", "transformers"),
 }  # fmt: skip
 """Top-level modules by the extra of pyproject.toml that brings them."""

@@ -14,7 +14,7 @@ import typer
 
 from trappm.cli import shell
 from trappm.cli.options import AsJson, print_json, with_fields
-from trappm.label_store import column_names, records, store_to_read
+from trappm.label_store import column_names, records, store_to_read, with_iso_times
 from trappm.profiler.errors import InputError
 from trappm.profiler.files import write_atomically
 from trappm.store import LabelFilter
@@ -167,14 +167,31 @@ def export(
         Path, typer.Argument(metavar="FILE", help=".parquet, .csv or .jsonl file to replace.")
     ],
     wanted: LabelFilter,
+    public: Annotated[
+        bool,
+        typer.Option(
+            "--public", help="Leave out what tells machines or people, and private models."
+        ),
+    ] = False,
 ) -> None:
-    """Write labels with their measurements into a file."""
-    from trappm.store.files import export_file
+    """Write labels with their measurements into a file.
 
+    With --public, the file can be sent in: it has the measured labels, each with its configuration,
+    device name, versions, settings, figures and how reliable they are.
+    """
+    from trappm.store.files import export_file
+    from trappm.store.public_labels import public_labels
+
+    if public:
+        _refuse_others("--public", {"outcome": wanted.outcome, "provenance": wanted.provenance})
     with store_to_read() as store:
         store.labels.query(wanted, columns=["id"], sort="id", limit=1)  # refuses unknown names
-        count = export_file(store.measurements.each(wanted), file)
+        measurements = store.measurements.each(wanted)
+        count = export_file(public_labels(measurements) if public else measurements, file)
+        left_out = store.labels.count(wanted, at_most=MAX_ROWS) - count if public else 0
     typer.echo(f"{count} {'labels' if wanted.outcome is None else 'attempts'} written to {file}")
+    if left_out:
+        typer.echo(f"{left_out} left out: not measured by TraPPM, or of private models")
 
 
 def _refuse_others(option: str, others: Mapping[str, object]) -> None:
@@ -217,8 +234,7 @@ def _print_frame(
             raise InputError(f"cannot write {parquet}: {error.strerror or error}") from error
         typer.echo(f"{len(frame)} rows written to {parquet}")
         return
-    for name in frame.select_dtypes("datetimetz"):
-        frame[name] = frame[name].map(lambda time: time.isoformat())
+    frame = with_iso_times(frame)
     if as_json:
         print_json(list(records(frame)))
     elif as_jsonl:

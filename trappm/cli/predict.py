@@ -183,20 +183,15 @@ def compare(
     Example: trappm compare resnet50 --batch-size 128 --phase infer --epochs 1 --samples 1000000
     """
     from trappm.prediction.comparison import (
-        best_models,
-        comparable,
+        compare_able,
+        comparison_json,
         payoffs,
         sorted_by_least,
-        verdicts,
     )
-    from trappm.prediction.predict import compare as compare_steps
-    from trappm.prediction.question import Question
-    from trappm.prediction.selection import Selection
 
-    everywhere = not device or "all" in device
-    predictions = compare_steps(
+    predictions, left_out = compare_able(
         models,
-        device or None,
+        device,
         batch_size=batch_size,
         **vars(size),
         phase=phase,
@@ -205,27 +200,12 @@ def compare(
         **vars(run),
         executions=("eager", "compile") if is_compiled else ("eager",),
     )
-    predictions, left_out = comparable(predictions, near_labels=everywhere)
-    if everywhere:
-        question = Question(phase=phase, precision=settings.precision, snapshot=snapshot)
-        unable = Selection(question).unable_devices()
-        left_out += [{"device": key, "reason": reason} for key, reason in unable.items()]
     if sort is not None:
         predictions = sorted_by_least(predictions, sort)
     compiling = payoffs(predictions) if is_compiled else []
     if as_json:
-        print_json(
-            {
-                "predictions": [prediction.to_dict() for prediction in predictions],
-                "best": verdicts(predictions),
-                "best_of_all": {
-                    what: {"model": best.model, "device": best.device}
-                    for what, best in best_models(predictions).items()
-                },
-                "left_out": left_out,
-                **({"compiling": [x._asdict() for x in compiling]} if is_compiled else {}),
-            }
-        )
+        more = {"compiling": [x._asdict() for x in compiling]} if is_compiled else {}
+        print_json(comparison_json(predictions, left_out) | more)
         return
     from trappm.reports.predictions import print_comparison
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trappm.prediction.cost import prices_of
 from trappm.prediction.fit import Verdict
+from trappm.prediction.predict import compare
+from trappm.prediction.question import Question
+from trappm.prediction.selection import Selection
 from trappm.profiler.records import Execution
 
 if TYPE_CHECKING:
@@ -82,6 +85,49 @@ def payoffs(predictions: Sequence[Prediction]) -> list[Payoff]:
             steps = math.ceil(1000 * label.compile_s / saved_ms) if saved_ms > 0 else None
             compiled.append(Payoff(p.model, p.device, label.compile_s, steps))
     return compiled
+
+
+def compare_able(
+    models: Sequence[str], devices: Sequence[str] | None = None, **settings: Any
+) -> tuple[list[Prediction], list[dict[str, str]]]:
+    """Compare steps, and return those that can be compared, with a record of each left out.
+
+    Args:
+        models: Names or files.
+        devices: Devices by any of their names; None, or "all" among them, for all GPUs.
+        **settings: Other arguments of `trappm.compare`, whose errors are raised.
+    """
+    everywhere = not devices or "all" in devices
+    made = compare(models, devices or None, **settings)
+    predictions, left_out = comparable(made, near_labels=everywhere)
+    if everywhere:
+        names = settings.keys() & {"phase", "precision", "snapshot"}
+        unable = Selection(Question(**{name: settings[name] for name in names})).unable_devices()
+        left_out += [{"device": key, "reason": reason} for key, reason in unable.items()]
+    return predictions, left_out
+
+
+def comparison_json(
+    predictions: Sequence[Prediction],
+    left_out: Sequence[Mapping[str, str]],
+    breakdown_depth: int | None = None,
+) -> dict[str, Any]:
+    """Return a comparison as JSON values, with what `comparable` left out.
+
+    Args:
+        predictions: Predictions that can be compared.
+        left_out: Records of the others.
+        breakdown_depth: Levels of modules in each memory breakdown; None leaves them out.
+    """
+    return {
+        "predictions": [p.to_dict(breakdown_depth=breakdown_depth) for p in predictions],
+        "best": verdicts(predictions),
+        "best_of_all": {
+            what: {"model": best.model, "device": best.device}
+            for what, best in best_models(predictions).items()
+        },
+        "left_out": list(left_out),
+    }
 
 
 def comparable(

@@ -256,7 +256,7 @@ class Prediction(MemoryAnswer):
         """
         values = asdict(replace(self, subject=None, loop=None))
         del values["subject"], values["loop"]
-        values = {"sentence": str(self), **values} | {n: getattr(self, n) for n in _DERIVED[1:]}
+        values = {"sentence": str(self), **values} | {n: getattr(self, n) for n in DERIVED[1:]}
         if breakdown_depth is not None:
             values["memory_breakdown"] = breakdown_dict(self.memory_breakdown, breakdown_depth)
         return values
@@ -268,7 +268,7 @@ class Prediction(MemoryAnswer):
         Raises:
             KeyError, TypeError, ValueError: The values are not those of a prediction.
         """
-        given = {name: value for name, value in values.items() if name not in _DERIVED}
+        given = {name: value for name, value in values.items() if name not in DERIVED}
         if given["run"]:
             offers = tuple(Offer(**offer) for offer in given["run"]["offers"])
             given["run"] = Run(**given["run"] | {"offers": offers})
@@ -394,7 +394,7 @@ class Prediction(MemoryAnswer):
         return f"at {', '.join(parts)}"
 
 
-_DERIVED = ("sentence", "fits", "verdict", "memory_parts_mib", "reserved_mib")
+DERIVED = ("sentence", "fits", "verdict", "memory_parts_mib", "reserved_mib")
 """Values of `to_dict` that follow from the others."""
 
 

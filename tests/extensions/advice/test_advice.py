@@ -140,8 +140,12 @@ def test_strict_fp32_gets_tf32_in_convolutions_first():
     ],
 )
 def test_qlora_loads_the_class_of_the_model(model, name):
-    _, qlora = adapter_changes(model)
+    lora, qlora = adapter_changes(model)
     assert f"model = transformers.{name}.from_pretrained(" in qlora.python
+    assert (lora.model, qlora.model) == (f"{model},lora=16", f"{model},qlora=16")
+    # peft knows no layers of ViT.
+    assert ('target_modules="all-linear"' in lora.python[-1]) == (model == "hf:vit-tiny")
+    assert not adapter_changes(lora.model)
 
 
 class Net(nn.Module):

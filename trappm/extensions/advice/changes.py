@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from trappm.prediction.models import name_and_size
 from trappm.prediction.question import loop_of
 from trappm.profiler.memory.simulation import Implementation, TrainingLoop
 from trappm.profiler.models.known_names import is_prefixed
+from trappm.profiler.models.sources import prefixed_source_of
 from trappm.profiler.records import Execution, Optimizer, Precision
 
 if TYPE_CHECKING:
@@ -148,32 +148,13 @@ def adapter_changes(model: str) -> list[Change]:
     """Return LoRA for a transformer by name that is trained as a whole, with 4 bits second.
 
     Raises:
-        InputError: The model cannot be built, such as without transformers.
+        InputError: As `PrefixedSource.adapted`, such as without transformers.
     """
-    options = model.split(",")[1:]
-    trained = ("lora=", "qlora=", "int", "frozen=")
-    if not is_prefixed(model) or any(option.startswith(trained) for option in options):
+    if not is_prefixed(model):
         return []
-    from trappm.profiler.models.on_meta import on_meta
-
-    class_name = type(on_meta(*name_and_size(model, None))).__name__
-    config = f"peft.LoraConfig(r={LORA_RANK})"
-    lora = f"model = peft.get_peft_model(model, {config})"
-    quantized = (
-        "bits = transformers.BitsAndBytesConfig(load_in_4bit=True,",
-        "                                       bnb_4bit_use_double_quant=True)",
-        f"model = transformers.{class_name}.from_pretrained(",
-        "    name, quantization_config=bits)",
-        "model = peft.prepare_model_for_kbit_training(model)",
-    )
     return [
-        Change(
-            name=f"{kind}={LORA_RANK}",
-            python=python,
-            model=f"{model},{kind}={LORA_RANK}",
-            is_same_training=False,
-        )
-        for kind, python in (("lora", (lora,)), ("qlora", (*quantized, lora)))
+        Change(name=each.option, python=each.python, model=each.name, is_same_training=False)
+        for each in prefixed_source_of(model).adapted(model, LORA_RANK)
     ]
 
 

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from trappm.extensions.transformers.model_names import (
+    LENGTHS,
     PREFIX,
     QLORA_BITS,
     Frozen,
@@ -30,6 +31,7 @@ from trappm.extensions.transformers.model_names import (
     shape_like,
 )
 from trappm.profiler.errors import InputError, TrappmError, from_extra
+from trappm.profiler.models.known_names import AdaptedName
 from trappm.profiler.models.model_input import Field, NamedInputs
 from trappm.profiler.models.pool import Attention
 from trappm.profiler.records import Phase
@@ -47,7 +49,6 @@ DEFAULT_LENGTH = 2048
 """Default number of tokens per sample, limited to the model's maximum."""
 NOT_MEASURED = "steps with int8, int4 or qlora are predicted, not measured; leave them out"
 _MAX_REASON = 200
-_LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len")
 _TANH = ("gelu_new", "gelu_fast")
 """Activations that Megatron-LM computes in one kernel."""
 _TASKS = (
@@ -188,14 +189,47 @@ def inputs(architecture: str, input_size: int) -> NamedInputs:
 
 
 def with_adapters(model: nn.Module, rank: int) -> nn.Module:
-    """Return the model with LoRA at peft's default layers, or all linear layers without default."""
-    with from_extra("transformers", "LoRA"):
-        import peft
-        from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as DEFAULTS
-    kind = model.config.model_type  # type: ignore[union-attr]
-    targets = None if kind in DEFAULTS else "all-linear"
+    """Return the model with LoRA; raises MissingLibraryError without peft."""
+    targets = _targets(model.config.model_type)  # type: ignore[union-attr, arg-type]
+    import peft
+
     adapters = peft.LoraConfig(r=rank, target_modules=targets)
     return cast(nn.Module, peft.get_peft_model(model, adapters))
+
+
+def adapted(architecture: str, rank: int) -> list[AdaptedName]:
+    """Return the model with LoRA, and with LoRA and 4 bits; none if only a part is trained.
+
+    Raises:
+        InputError: As `create_model`; or peft is not installed.
+    """
+    name = TransformerName.parse(architecture)
+    if name.lora_rank is not None or name.bits is not None or name.frozen is not None:
+        return []
+    config = _config(name)
+    targets = _targets(config.model_type)
+    more = "" if targets is None else f', target_modules="{targets}"'
+    lora = f"model = peft.get_peft_model(model, peft.LoraConfig(r={rank}{more}))"
+    quantized = (
+        f"bits = transformers.BitsAndBytesConfig(load_in_{QLORA_BITS}bit=True,",
+        "                                       bnb_4bit_use_double_quant=True)",
+        f"model = transformers.{_class_of(config).__name__}.from_pretrained(",
+        "    name, quantization_config=bits)",
+        "model = peft.prepare_model_for_kbit_training(model)",
+    )
+    return [
+        AdaptedName(f"{method}={rank}", str(replace(name, lora_rank=rank, bits=bits)), python)
+        for method, bits, python in (
+            ("lora", None, (lora,)),
+            ("qlora", QLORA_BITS, (*quantized, lora)),
+        )
+    ]
+
+
+def _targets(kind: str) -> str | None:
+    with from_extra("transformers", "LoRA"):
+        from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as DEFAULTS
+    return None if kind in DEFAULTS else "all-linear"
 
 
 class _PackedProduct(torch.autograd.Function):
@@ -365,7 +399,7 @@ def _longest(config: PretrainedConfig) -> int | None:
     ):
         return None
     text = config.get_text_config()
-    lengths = [getattr(text, name, None) for name in _LENGTHS]
+    lengths = [getattr(text, name, None) for name in LENGTHS]
     return next((int(length) for length in lengths if isinstance(length, int)), None)
 
 

@@ -226,13 +226,10 @@ def unit_of(architecture: str) -> str:
 def refuse_length(architecture: str, tokens: int) -> None:
     """Raise InputError for more tokens than the model's shape has.
 
-    Shapes that leave their length to transformers are checked by `library.input_size_of`.
+    Configurations that leave it to transformers are checked by `library.input_size_of`.
     """
     shape = TransformerName.parse(architecture).shape() or {}
-    kind = shape.get("model_type")
-    longest = shape.get("max_position_embeddings", _DEFAULT_LENGTHS.get(str(kind)))
-    if kind == "gpt2":
-        longest = shape.get("n_positions", longest)
+    longest = next((shape[name] for name in LENGTHS if name in shape), None)
     if isinstance(longest, int) and not any(key.endswith("_config") for key in shape):
         refuse_longer(architecture, tokens, longest)
 
@@ -246,8 +243,8 @@ def refuse_longer(architecture: str, tokens: int, longest: int) -> None:
         )
 
 
-_DEFAULT_LENGTHS = {"gpt2": 1024, "bert": 512}
-"""Longest sequences of model types whose shapes leave it to transformers' default."""
+LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len")
+"""Fields of configurations with the longest sequence."""
 
 # Model types of image classifiers, listed to avoid importing transformers.
 _OF_IMAGES = frozenset({

@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from trappm.extensions.web.gate import ServingSettings
 from trappm.extensions.web.loaded_snapshots import LoadedSnapshots
 from trappm.extensions.web.metrics import Metrics
-from trappm.extensions.web.schemas import PredictionSettings, RooflineRequest, ScalingRequest
+from trappm.extensions.web.schemas import RooflineRequest, ScalingRequest
 from trappm.extensions.web.uploads import ModelTracer, RequestedModel, SingleFlight
 from trappm.prediction.answer import answer_questions
 from trappm.prediction.cost import prices_version
 from trappm.prediction.models import ModelKey, UntracedError, load_subject
 from trappm.prediction.prediction import breakdown_dict
 from trappm.prediction.question import Question
+from trappm.prediction.requests import PredictionSettings, refuse_outside
 from trappm.prediction.selection import Selection
 from trappm.profiler.errors import InputError, TrappmError
-from trappm.profiler.models.own_modules import is_own_module
 from trappm.profiler.records import Phase
 
 if TYPE_CHECKING:
@@ -255,16 +255,9 @@ def named_model(name: str, input_size: int | None) -> RequestedModel:
         InputError: The name looks like a path or names code; the server neither opens its own files
             nor imports modules.
     """
-    if is_own_module(name):
-        raise InputError(
-            f"{name!r} names a module to import, which this server never does; run trappm predict, "
-            "or upload the model as an ONNX file"
-        )
-    if "/" in name or "\\" in name or name.endswith((".onnx", ".json")) or ".json," in name:
-        raise InputError(
-            f"{name!r} is not a timm name, and this server reads no files by path; upload the file "
-            "as the field 'file' of a form (multipart/form-data)"
-        )
+    refuse_outside(
+        name, "upload the model as an ONNX file, the field 'file' of a form (multipart/form-data)"
+    )
     return RequestedModel(name=name, key=ModelKey(name, input_size), input_size=input_size)
 
 

@@ -23,7 +23,8 @@ from trappm.extensions.web.page.api import router as page_router
 from trappm.extensions.web.problems import problem, refusal
 from trappm.extensions.web.routes import router
 from trappm.extensions.web.schemas import FIELDS
-from trappm.profiler.errors import InputError, TrappmError, fault_text, nearest
+from trappm.prediction.requests import request_fault
+from trappm.profiler.errors import TrappmError
 
 _DESCRIPTION = """Time, memory and power of a deep-learning training step.
 Fields and responses correspond to the arguments and results of `trappm.predict`."""
@@ -95,14 +96,7 @@ def _add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(_request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)  # noqa: S101
-        first = error.errors()[0]
-        where = ".".join(str(x) for x in first["loc"] if isinstance(x, int) or x.isidentifier())
-        if first["type"] == "extra_forbidden":
-            hint = nearest(str(first["loc"][-1]), FIELDS, otherwise="see /openapi.json")
-            return problem(InputError(f"{where}: unknown field; {hint}"))
-        value = repr(first.get("input"))[:60]
-        shown = "" if first["type"] in {"missing", "json_invalid"} else f" ({value})"
-        return problem(InputError(f"{where}: {fault_text(first)}{shown}; see /openapi.json"))
+        return problem(request_fault(error.errors()[0], FIELDS, "see /openapi.json"))
 
 
 class _Page(Mount):

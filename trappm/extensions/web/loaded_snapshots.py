@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from trappm.extensions.web.metrics import Metrics
-from trappm.learner.snapshots.manifest import NAME
+from trappm.prediction.requests import refuse_folder
 from trappm.prediction.selection import DEFAULT_SNAPSHOT, load_snapshots, local_registry
-from trappm.profiler.errors import SnapshotError, TrappmError
+from trappm.profiler.errors import TrappmError
 
 if TYPE_CHECKING:
     from trappm.learner.snapshots.snapshot import Snapshot
@@ -48,8 +48,7 @@ class LoadedSnapshots:
         for snapshot in self.current:
             if name == snapshot.id:
                 return [snapshot]
-        if not NAME.fullmatch(name):
-            raise SnapshotError(f"{name!r} is not an id or alias; see: GET /v1/snapshot")
+        refuse_folder(name, "see: GET /v1/snapshot")
         return await asyncio.to_thread(_of_registry, name)
 
     async def reload(self) -> bool:

@@ -11,15 +11,10 @@ from fastapi import APIRouter, Body, Depends, File, Form, Request, Response, Upl
 from pydantic import Json
 
 from trappm.extensions.web.answerer import Answer, Answerer, named_model
-from trappm.extensions.web.schemas import (
-    MAX_LIST,
-    PredictionRequests,
-    PredictionSettings,
-    RooflineRequest,
-    ScalingRequest,
-)
+from trappm.extensions.web.schemas import PredictionRequests, RooflineRequest, ScalingRequest
 from trappm.extensions.web.uploads import RequestedModel, Upload
 from trappm.prediction.comparison import comparable, verdicts
+from trappm.prediction.requests import MAX_LIST, PredictionSettings
 from trappm.prediction.selection import DEFAULT_DEVICE, catalogue_keys
 from trappm.profiler.errors import InputError
 

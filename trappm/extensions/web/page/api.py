@@ -11,7 +11,8 @@ from fastapi import APIRouter, Depends, Query
 from fastapi.responses import Response
 
 from trappm.extensions.web.page import facts
-from trappm.label_store import store_or_none_yet
+from trappm.label_store import MAX_PAGE, store_or_none_yet
+from trappm.prediction.selection import ONLY_MEASURED
 from trappm.profiler.devices.catalogue import card_keys
 from trappm.profiler.errors import InputError
 from trappm.profiler.models.known_names import registered_names
@@ -21,7 +22,7 @@ from trappm.store import Home, LabelFilter
 router = APIRouter(prefix="/api", tags=["page"])
 
 Page = Annotated[int, Query(ge=1, le=10_000)]
-Size = Annotated[int, Query(ge=1, le=facts.MAX_PAGE)]
+Size = Annotated[int, Query(ge=1, le=MAX_PAGE)]
 ShortText = Annotated[str | None, Query(max_length=200)]
 
 
@@ -111,6 +112,10 @@ def list_models() -> dict[str, Any]:
 
 @router.get("/devices")
 def list_devices() -> dict[str, Any]:
-    """Return all GPUs of the catalogue, and the choices of a step's settings."""
+    """Return all GPUs of the catalogue, the choices of a step's settings, and reasons by phase."""
     kinds = get_type_hints(StepSettings)
-    return {"cards": card_keys(), "settings": {name: [*kind] for name, kind in kinds.items()}}
+    return {
+        "cards": card_keys(),
+        "settings": {name: [*kind] for name, kind in kinds.items()},
+        "only_measured": ONLY_MEASURED,
+    }

@@ -38,7 +38,6 @@ BINS = 40
 MAX_EVENTS = 50
 MAX_POINTS = 2_000
 """Largest number of points in the plot of predicted against measured."""
-MAX_PAGE = 200
 COUNTED = 100_000
 """Limit of the count of labels; the page shows that there are more."""
 MAX_IN_FILE = 100_000

@@ -21,9 +21,9 @@ const isTransformer = (model) => model.startsWith("hf:");
 export async function predictView({ values, signal, main }) {
   const snapshots = (await get("api/snapshots", {}, signal)).data.snapshots.filter((x) => !x.damage);
   const known = (await get("v1/devices", {}, signal)).data;
-  const { settings } = (await get("api/devices", {}, signal)).data;
+  const { settings, only_measured: onlyMeasured } = (await get("api/devices", {}, signal)).data;
   const result = h("div", { class: "result", "aria-live": "off" });
-  const form = questionForm(values, snapshots, known, settings, signal, (asked) => {
+  const form = questionForm(values, snapshots, { ...known, onlyMeasured }, settings, signal, (asked) => {
     const address = `#/predict?${query(asked)}`;
     if (location.hash !== address) history.replaceState(null, "", address);
     answer(asked, result, signal);
@@ -103,7 +103,7 @@ function questionForm(values, snapshots, known, settings, signal, ask) {
 }
 
 /** Return buttons that remove the chosen devices, and a field to add a device by name. */
-function devicePicker({ devices, catalogue }, given, phase) {
+function devicePicker({ devices, catalogue, onlyMeasured }, given, phase) {
   const measured = Object.keys(devices);
   const gpus = measured.filter((key) => !isCpu(key));
   const listed = [...gpus, ...catalogue.filter((key) => !measured.includes(key)), ...measured.filter(isCpu)];
@@ -116,7 +116,7 @@ function devicePicker({ devices, catalogue }, given, phase) {
     const able = gpus.filter((key) => devices[key].metrics[phase()]);
     const others = gpus.filter((key) => !able.includes(key));
     chosen = able.length ? able : chosen;
-    leftOut.replaceChildren(others.length ? ` Left out: ${others.join(", ")} (only ${phase() === "train" ? "inference" : "training"} was measured)` : "");
+    leftOut.replaceChildren(others.length ? ` Left out: ${others.join(", ")} (${onlyMeasured[phase() === "train" ? "infer" : "train"]})` : "");
     draw();
   };
   const draw = () => chips.replaceChildren(...chosen.map((key) =>

@@ -1,0 +1,1 @@
+"""Predictions, comparisons, advice and labels as tools of the Model Context Protocol."""
