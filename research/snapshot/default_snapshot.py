@@ -100,7 +100,8 @@ class PreparedSheet:
     """All labels of the sheet, or those that were drawn."""
     files: Mapping[str, str]
     """File of each label by its attempt key."""
-    kernels: Evidence | None
+    kernels: Mapping[str, Evidence]
+    """Single kernels by file."""
 
     def judged(self, seed: int = SEED) -> tuple[Head[Prior], np.ndarray[Any, np.dtype[np.int64]]]:
         """Return the head trained without a fifth of the architectures, and the held-out rows."""
