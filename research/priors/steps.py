@@ -245,7 +245,7 @@ def max_q_steps(data: Path, traces: Path) -> PublishedSteps:
         parameters = float(np.sum(step.allocations.buffer_bytes)) / 4e6
         if abs(row["param_count"] / parameters - 1) < SAME_PARAMETERS:
             rows.append((workload, name, float(row["infer_step_time"])))
-    return PublishedSteps.of(MAX_Q, f"{TIMM_2026} {MAX_Q}", rows)
+    return PublishedSteps.of(MAX_Q, TIMM_2026, rows)
 
 
 def milabench_steps(data: Path, traces: Path) -> list[PublishedSteps]:
