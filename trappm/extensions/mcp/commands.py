@@ -16,7 +16,7 @@ def mcp() -> None:
 
     Messages of the Model Context Protocol come by standard input and leave by standard output.
 
-    Example: claude mcp add trappm -- trappm mcp
+    Example: trappm mcp (in Claude Code: claude mcp add trappm -- trappm mcp)
     """
     from trappm.extensions.mcp.server import serve
 
