@@ -352,7 +352,7 @@ def cards() -> tuple[Card, ...]:
 @lru_cache(maxsize=8)
 def _read_cards(path: Path, _modified_ns: int = 0) -> tuple[Card, ...]:
     """Return the cards in a file, read again when it was modified."""
-    text = read_plain(path, _MAX_BYTES).decode("utf-8", errors="replace")
+    text = read_plain(path, _MAX_BYTES).decode("utf-8-sig", errors="replace")
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     found: list[Card] = []
     for row in csv.DictReader(lines):

@@ -91,6 +91,7 @@ def _plot(title: str, shown: Sequence[Shown], unit: str) -> str:
         return ""
     values = [x for _, row in shown for x in (row.measured, row.predicted)]
     low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
+    high = max(high, low + 1)
     width, height = WIDTH - LEFT - 12, HEIGHT - BOTTOM - TOP
 
     def across(value: float) -> float:

@@ -183,13 +183,12 @@ def judged_rows(
     title: str, sheet: LabelSheet, most: int | None, processes: int
 ) -> BoardSheet | LeftOut:
     """Return the held-out rows of a label sheet, predicted by the head without them."""
-    licences = (
-        {OWN_LICENCE} if sheet.measured else {data.sheets()[f]["licence"] for f in sheet.files}
-    )
+    published = sheet.published if sheet.measured else sheet.files
+    licences = {data.sheets()[f]["licence"] for f in published}
     refused = [x for x in licences if x != OWN_LICENCE and not data.may_be_shown(x)]
     if refused:
         return LeftOut(title, f"licence: {', '.join(refused)}")
-    folder = data.ROOT if sheet.measured else data.data_folder()
+    folder = data.data_folder() if published else data.ROOT
     total = sum(len(labels) for labels in sheet.labels(folder).values())
     part = prepare(sheet, folder, processes, most)
     samples, ours = part.samples, dict[int, Figure]()

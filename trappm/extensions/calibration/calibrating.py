@@ -251,8 +251,11 @@ class _TracedStep:
 def _trace(row: Row, device: str, base: Sequence[Snapshot]) -> _TracedStep:
     """Trace a step and predict it; raise TrappmError if it cannot be used."""
     from trappm.learner.interface import Workload
+    from trappm.profiler.models.own_modules import is_own_module
 
     step = row.step
+    if is_own_module(step.model):
+        raise InputError("it names code to import, which a file may not; measure it in a campaign")
     if step.execution is Execution.COMPILE:
         raise InputError("it is compiled, and heads learn from eager steps only")
     if step.device is not None and not _is_same(step.device, device):
