@@ -61,6 +61,7 @@ _MAKERS: Mapping[str, Callable[[Surroundings], Estimator]] = {
     "prior": lambda given: PriorAlone(given.prior),
     "trappm-paper": _published("paper"),
     "trappm-laptop": _published("laptop"),
+    "trappm-paper-small": _published("paper-small"),
     "trappm-paper-random": _published("paper", pretrained=False),
     "trappm-laptop-random": _published("laptop", pretrained=False),
     "nnlqp": lambda given: nnlqp(SIZES[given.size]),

@@ -38,6 +38,7 @@ from trappm.learner.paper.presets import LAPTOP
 from trappm.profiler.devices.catalogue import known_spec
 from trappm.profiler.errors import InputError, TrappmError
 from trappm.profiler.records import Watch
+from trappm.terminal.plots import curves
 from trappm.terminal.tables import console, print_table
 
 Array = npt.NDArray[np.float64]
@@ -352,7 +353,7 @@ def labels_to(row: Row, target: float) -> float | None:
 
 
 def print_summary(rows: Sequence[Row], metric: str, baseline: str = BASELINE) -> None:
-    """Print one table per learner, best strategy first."""
+    """Print one table per learner, best strategy first, and a plot of all errors by labels."""
     target = PAPER.get(metric)
     for learner, group in itertools.groupby(rows, key=lambda row: str(row["learner"])):
         ordered = sorted(group, key=lambda row: float(row.get("area_percent", 0.0)))
@@ -381,6 +382,14 @@ def print_summary(rows: Sequence[Row], metric: str, baseline: str = BASELINE) ->
         "area. seconds: of measured steps, to the same error, with a standard error by jackknife. "
         "Errors count that splits overlap. died: first labels that ran out of memory."
     )
+    lines = {
+        f"{row['learner']}, {row['strategy']}": [(p["labels"], p["mape"]) for p in row["budgets"]]
+        for row in rows
+    }
+    if len(rows[0]["budgets"]) > 1:
+        title = f"{metric}: error on architectures held out"
+        plot = curves(lines, title=title, x_label="number of labels", y_label="MAPE, %")
+        console().out(plot, highlight=False)
 
 
 def _cell(point: Mapping[str, Any]) -> str:

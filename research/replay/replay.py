@@ -120,7 +120,7 @@ JUDGED: tuple[Strategy, ...] = (*STUDIED, BmdalLcmd())
 """Strategies that are evaluated in addition to those of a campaign."""
 
 
-NEED_PREDICTIONS = frozenset({"ours", "ours-per-second", "uncertainty"})
+NEED_PREDICTIONS = frozenset({"ours", "ours-per-second", "uncertainty", "variance"})
 """Strategies that use predictions of failures, step times or uncertainty of the pool."""
 
 

@@ -115,6 +115,23 @@ def test_failed_runs_use_a_label_and_are_predicted(samples, monkeypatch):
     assert requests[1].failure.min() > 0.99
 
 
+def test_variance_weighs_the_spread_of_the_heads_as_in_a_campaign(samples):
+    class Spread(Watching):
+        def predict(self, workloads):
+            spread = np.arange(1.0, len(workloads) + 1)
+            return Estimate(np.ones(len(workloads)), log_std_of_mean=spread**self.power)
+
+    def acquired(power):
+        learner = Spread()
+        learner.power = power
+        list(replay(bench(samples, estimator=learner), "variance", 1, (6, 12)))
+        return learner.seen[-1]
+
+    even, uneven = acquired(0), acquired(4)
+    assert even[:6] == uneven[:6]
+    assert even != uneven
+
+
 def test_invalid_replays_are_rejected(samples):
     with pytest.raises(InputError, match="cannot acquire"):
         next(replay(bench(samples), "random", 0, (10_000,)))
@@ -204,6 +221,7 @@ def test_single_seed_has_no_errors(plan, tmp_path, capsys):
     output = capsys.readouterr().out
     assert "nan" not in output
     assert "-20.0" in output
+    assert "2 ours, ours" in output.rpartition("number of labels")[0]  # a line of the plot
 
 
 def test_the_command_compares_strategies_on_the_same_seeds(plan, monkeypatch, capsys):

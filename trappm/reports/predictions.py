@@ -180,7 +180,7 @@ def print_settings(predictions: Sequence[Prediction], *, explain: bool = False) 
         predictions: Answers that differ by batch size and precision only.
         explain: Print all remarks.
     """
-    from trappm.terminal.plots import curve
+    from trappm.terminal.plots import curves
 
     precisions = {p.precision for p in predictions}
     speeds = [(p.samples_per_s, p) for p in predictions if p.samples_per_s is not None]
@@ -194,7 +194,7 @@ def print_settings(predictions: Sequence[Prediction], *, explain: bool = False) 
     print_comparison(predictions, explain=explain)
     points = sorted((float(p.batch_size), speed) for speed, p in speeds)
     if len(points) > 1 and len(precisions) == 1:
-        print_line(curve(points, title="Speed", x_label="batch size", y_label="samples/s"))
+        print_line(curves({"": points}, title="Speed", x_label="batch size", y_label="samples/s"))
 
 
 def _notes_on_all(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,13 +33,21 @@ def sample_plot(samples: Sequence[float], *, title: str) -> str:
     return _text(plot)
 
 
-def curve(points: Sequence[tuple[float, float]], *, title: str, x_label: str, y_label: str) -> str:
-    """Return a text plot of points (x, y), joined in their order."""
-    plot = _new_plot(title, 12)
-    x, y = zip(*points, strict=True)
-    plot.plot([*x], [*y], marker="·")
-    plot.scatter([*x], [*y], marker="o")
-    plot.ylim(0, 1.1 * max(y))
+def curves(
+    lines: Mapping[str, Sequence[tuple[float, float]]], *, title: str, x_label: str, y_label: str
+) -> str:
+    """Return a text plot of lines by name, each of points (x, y) joined in their order.
+
+    Points have the line's number as marker, or a circle if there is only one line.
+    """
+    plot = _new_plot(title, 12 if len(lines) == 1 else 20)
+    for number, (name, points) in enumerate(lines.items(), start=1):
+        x, y = zip(*points, strict=True)
+        plot.plot([*x], [*y], marker="·")
+        # plotext knows the marker's first character only.
+        marker, label = ("o", None) if len(lines) == 1 else (str(number % 10), name)
+        plot.scatter([*x], [*y], marker=marker, label=label)
+    plot.ylim(0, 1.1 * max(y for points in lines.values() for _, y in points))
     plot.xlabel(x_label)
     plot.ylabel(y_label)
     return _text(plot)
