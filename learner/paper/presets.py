@@ -120,7 +120,7 @@ PAPER_ENSEMBLE = replace(PAPER, name="paper-ensemble", head=replace(PAPER.head, 
 PAPER_SMALL = replace(
     LAPTOP,
     name="paper-small",
-    head=replace(LAPTOP.head, physical_prior=False, members=MEMBERS, steps=500),
+    head=replace(LAPTOP.head, physical_prior=False, members=MEMBERS, steps=200),
 )
 """The papers' learner in sizes for two CPU cores: what the campaign preset `paper` trains."""
 
