@@ -792,9 +792,9 @@ def constants_on(device: str, like: str, constants: Tensor) -> Tensor:
     """Return the constants of one card for another (c).
 
     Peaks are relative to the data sheet. Those of tensor cores are moved by the shares of these
-    peaks that the power limits of the two cards allow.
+    peaks that the power limits of the two cards allow. A part of a card has the share of the card.
     """
-    cards = card_of(device), card_of(like)
+    cards = card_of(str(replace(read_name(device), part=None))), card_of(like)
     own, other = (None if card is None else card.tensor_share for card in cards)
     moved = constants.clone()
     if own is not None and other is not None:

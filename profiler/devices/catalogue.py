@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from trappm.profiler.errors import InputError, one_line
+from trappm.profiler.errors import InputError, nearest, one_line
 from trappm.profiler.files import read_plain
 from trappm.profiler.host import procfs
 from trappm.profiler.host.environment import data_folder
@@ -301,8 +301,8 @@ def most_similar(name: str, models: Iterable[str]) -> str | None:
             faster,
         )
 
-    nearest = min(models, key=distance, default=None)
-    return None if nearest is None or distance(nearest)[0] else nearest
+    similar = min(models, key=distance, default=None)
+    return None if similar is None or distance(similar)[0] else similar
 
 
 def card_name(device: str, environments: Iterable[Mapping[str, object]]) -> str:
@@ -346,7 +346,20 @@ def cards() -> tuple[Card, ...]:
         modified_ns = own.stat().st_mtime_ns
     except OSError:
         return _read_cards(_FILE)
-    return _read_cards(_FILE) + _read_cards(own, modified_ns)
+    listed, added = _read_cards(_FILE), _read_cards(own, modified_ns)
+    names = {card.name for card in listed}
+    for card in added:
+        if card.name in names:
+            raise InputError(
+                f"{own} has {card.name}, which is in the catalogue; give it another name"
+            )
+    return listed + added
+
+
+_COLUMNS = frozenset(
+    {"model", "form", "memory_gb", "memory_mib", "half_tflops", "tf32_tflops", "fp32_tflops",
+     "bandwidth_gbs", "cache_mib", "units", "power_w", "capability", "mig_units"}
+)  # fmt: skip
 
 
 @lru_cache(maxsize=8)
@@ -354,16 +367,21 @@ def _read_cards(path: Path, _modified_ns: int = 0) -> tuple[Card, ...]:
     """Return the cards in a file, read again when it was modified."""
     text = read_plain(path, _MAX_BYTES).decode("utf-8-sig", errors="replace")
     lines = [line for line in text.splitlines() if not line.startswith("#")]
-    found: list[Card] = []
-    for row in csv.DictReader(lines):
+    table = csv.DictReader(lines)
+    if unknown := sorted({*(table.fieldnames or ())} - _COLUMNS):
+        raise InputError(
+            f"{path} has the unknown column {unknown[0]!r}; {nearest(unknown[0], _COLUMNS)}"
+        )
+    read: list[Card] = []
+    for row in table:
         try:
-            found.append(_card(row))
+            read.append(_card(row))
         except ValueError as error:
             raise InputError(
                 f"card {row.get('model')!r} in {path} cannot be read: {one_line(error)}; give the "
                 f"columns of {_FILE}"
             ) from error
-    return tuple(found)
+    return tuple(read)
 
 
 def card_keys() -> tuple[str, ...]:
@@ -413,7 +431,10 @@ def _card(row: Mapping[str, str]) -> Card:
         return number(column) if row.get(column) else None
 
     model = read_name(text("model")).model
-    major, minor = text("capability").split(".")
+    capability = text("capability")
+    major, has_minor, minor = capability.partition(".")
+    if not (has_minor and major.isdecimal() and minor.isdecimal()):
+        raise ValueError(f"capability is {capability!r}; give MAJOR.MINOR, such as 9.0")
     memory_gb = int(number("memory_gb"))
     of_part = (pair.split(":") for pair in (row.get("mig_units") or "").split())
     return Card(

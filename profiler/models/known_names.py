@@ -115,7 +115,7 @@ def names_of(architecture: str) -> ModelNames:
         others = f", or a name with the prefix {', '.join(known)}" if known else ""
         raise MissingLibraryError(
             f"{architecture}: no installed extension has models with the prefix {prefix!r}; give a "
-            f"timm name such as resnet50{others}"
+            f"timm name such as resnet50, package.module:function of your code{others}"
         )
     return known[prefix]
 

@@ -1,9 +1,9 @@
 """Modules of users by name: `package.module:function`, as a `ModelSource`.
 
 The function returns an `nn.Module` for square RGB images. It gets the pixels if it has an argument
-`input_size`. A name ends with the version of the package, as in `shop.vision:tagger@1.2`, so that
-labels of two versions are labels of two models. Names are read, and versions found, without running
-code of the package. `import_package` runs it; campaigns call that on their workers only.
+`input_size`. A name ends with the version of the package, as in `shop.vision:tagger@1.2`, since two
+versions are two models. Reading a name and its version runs no code of the package.
+`import_package` runs it; campaigns call that on their workers only.
 """
 
 from __future__ import annotations
@@ -110,7 +110,10 @@ def installed_version(package: str, name: str) -> str:
 
 @cache  # the imported code of a process does not change either
 def _version_of(package: str) -> str | None:
-    spec = find_spec(package)
+    try:
+        spec = find_spec(package)
+    except ValueError:  # __main__
+        spec = None
     if spec is None:
         return None
     version = "0"

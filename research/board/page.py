@@ -39,15 +39,18 @@ def page(sheets: Sequence[BoardSheet], left_out: Sequence[LeftOut], made: str) -
     shown = [(sheet, row) for sheet in sheets for row in sheet.rows]
     if not shown:
         raise InputError("no row may be shown; see: python -m research data")
-    held_out = [row for sheet, row in shown if not sheet.fitted]
+    held_out = [row.error for sheet, row in shown if not sheet.fitted]
     cards = Counter(row.card for _, row in shown)
     kinds = Counter(row.kind for _, row in shown)
     headline = (
-        f"On {len(held_out):,} public rows that were held out, half of the errors are below "
-        f"<b>{_percent(row.error for row in held_out)} %</b>. With the rows that something was "
-        f"fitted to, there are {len(shown):,} rows of {len(cards)} cards, {len(kinds)} kinds of "
+        f"The page has {len(shown):,} public rows of {len(cards)} cards, {len(kinds)} kinds of "
         f"models and {len(sheets)} sources."
     )
+    if held_out:
+        headline = (
+            f"On {len(held_out):,} public rows that were held out, half of the errors are below "
+            f"<b>{_percent(held_out)} %</b>. {headline}"
+        )
     about = (
         "Measured against predicted, for published measurements whose licence allows to show "
         "them, and for labels that users sent in. The formulas were developed on some of these "

@@ -124,9 +124,9 @@ def gathered(wanted: Mapping[str, Part]) -> Iterator[BoardSheet | LeftOut]:
         sheet = make()
         seconds = time.monotonic() - begun
         left_s = seconds / number * (len(wanted) - number)
-        found = f"{len(sheet.rows)} rows" if isinstance(sheet, BoardSheet) else sheet.reason
+        made = f"{len(sheet.rows)} rows" if isinstance(sheet, BoardSheet) else sheet.reason
         sys.stderr.write(
-            f"{number}/{len(wanted)} {title}: {found}; {seconds:.0f} s, about {left_s:.0f} s left\n"
+            f"{number}/{len(wanted)} {title}: {made}; {seconds:.0f} s, about {left_s:.0f} s left\n"
         )
         yield sheet
 
@@ -139,11 +139,11 @@ def published_rows(name: str, sheet: PublishedSheet) -> BoardSheet | LeftOut:
     table, source = sheet.rows(data.data_folder()), entry["source"]
     sources = [source] if isinstance(source, str) else [x for x in source if name in x]
     ours, *_ = (tool.name for tool in sheet.tools)
-    found: dict[tuple[str, int], dict[str, costbench.ToolOutcome]] = defaultdict(dict)
+    by_row: dict[tuple[str, int], dict[str, costbench.ToolOutcome]] = defaultdict(dict)
     for outcome in costbench.outcomes(sheet, table):
-        found[outcome.quantity, outcome.row][outcome.tool] = outcome
+        by_row[outcome.quantity, outcome.row][outcome.tool] = outcome
     rows = []
-    for (title, number), by_tool in found.items():
+    for (title, number), by_tool in by_row.items():
         outcome = by_tool[ours]
         if outcome.failure:
             continue
@@ -173,7 +173,7 @@ def published_rows(name: str, sheet: PublishedSheet) -> BoardSheet | LeftOut:
         title=name,
         sources=sources,
         licence=entry["licence"],
-        total=len(found),
+        total=len(by_row),
         rows=rows,
         fitted=sheet.fitted,
     )
@@ -185,6 +185,8 @@ def judged_rows(
     """Return the held-out rows of a label sheet, predicted by the head without them."""
     published = sheet.published if sheet.measured else sheet.files
     licences = {data.sheets()[f]["licence"] for f in published}
+    if sheet.measured:
+        licences.add(OWN_LICENCE)
     refused = [x for x in licences if x != OWN_LICENCE and not data.may_be_shown(x)]
     if refused:
         return LeftOut(title, f"licence: {', '.join(refused)}")
@@ -226,7 +228,7 @@ def judged_rows(
     return BoardSheet(
         title=title,
         sources=sorted({source_of(m) for m in part.measurements}),
-        licence=", ".join(licences),
+        licence=", ".join(sorted(licences)),
         total=total,
         rows=rows,
         note=f"architectures held out of training, from {len(samples)} labels",
@@ -252,10 +254,10 @@ def _peers(part: PreparedSheet, held: Sequence[set[str]]) -> dict[str, dict[Conf
             rows = np.flatnonzero(~test)
             generator = np.random.default_rng(seed)
             model = estimator.fit(samples.at(rows), samples.targets(rows), generator)
-            asked = np.flatnonzero(test)
-            medians = model.predict(samples.at(asked)).median.tolist()
+            judged = np.flatnonzero(test)
+            medians = model.predict(samples.at(judged)).median.tolist()
             known = (
-                dict(zip((samples.configurations[int(i)] for i in asked), medians, strict=True))
+                dict(zip((samples.configurations[int(i)] for i in judged), medians, strict=True))
                 | known
             )
         made[title] = known
@@ -275,13 +277,13 @@ def _spread(part: PreparedSheet) -> float:
 
 def sent_in() -> dict[tuple[str, str], list[Measurement]]:
     """Return the labels that users sent in and that may be shown, by source and device."""
-    found: dict[tuple[str, str], list[Measurement]] = defaultdict(list)
+    by_source: dict[tuple[str, str], list[Measurement]] = defaultdict(list)
     with store_or_none_yet(Home.find()) as store:
         for label in store.measurements.each(LabelFilter(provenance="imported")):
             facts = label.environment
             if facts.get(public.KEY) is True and data.may_be_shown(str(facts.get("licence"))):
-                found[str(facts["source"]), label.device].append(label)
-    return found
+                by_source[str(facts["source"]), label.device].append(label)
+    return by_source
 
 
 def sent_in_rows(source: str, device: str, labels: Sequence[Measurement]) -> BoardSheet:

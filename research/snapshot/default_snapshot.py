@@ -191,11 +191,11 @@ def _kernels(sheet: LabelSheet, data: Path) -> dict[str, Evidence]:
     """Return single kernels of a sheet's card by file: NeuSight's, and Megatron's products."""
     if sheet.kernels is None:
         return {}
-    found = {KERNELS_FILE: neusight_kernels(data / KERNELS_FILE, sheet.kernels)}
+    by_file = {KERNELS_FILE: neusight_kernels(data / KERNELS_FILE, sheet.kernels)}
     for card in SAILOR_CARDS:
         if read_name(card).model == read_name(sheet.kernels).model:
-            found[SAILOR_FILE] = megatron_products(data, card)
-    return found
+            by_file[SAILOR_FILE] = megatron_products(data, card)
+    return by_file
 
 
 def _prior(sheet: LabelSheet, kernels: Mapping[str, Evidence]) -> Prior:

@@ -166,3 +166,13 @@ def test_a_page_of_many_rows_stands_alone_and_is_small():
     assert "alert(1)</script>" not in text
     assert len(text.encode()) < 2 << 20
     assert cells(text, "Card 0")[3:7] == ["20.0", "20.0", "–", "2.5"]
+
+
+def test_a_page_of_one_row_without_held_out_ones():
+    row = BoardRow(
+        card="a", kind="vit", model="vit", quantity="step", unit="ms", measured=10.0, predicted=10.0
+    )
+    sheet = BoardSheet(title="a", sources=["b"], licence="MIT", total=1, rows=[row], fitted="all")
+    text = page([sheet], [], "made today")
+    assert "The page has 1 public rows" in text
+    assert "held out, half" not in text

@@ -118,6 +118,8 @@ def request_fault(fault: Mapping[str, Any], known: Iterable[str], see: str) -> I
     if fault["type"] == "extra_forbidden":
         hint = nearest(str(fault["loc"][-1]), known, otherwise=see)
         return InputError(f"{where}: unknown field; {hint}")
+    if not where:  # of the request as a whole
+        return InputError(f"{fault_text(fault)}; {see}")
     value = repr(fault.get("input"))[:60]
     shown = "" if fault["type"] in {"missing", "json_invalid"} else f" ({value})"
     return InputError(f"{where}: {fault_text(fault)}{shown}; {see}")

@@ -131,6 +131,7 @@ GOOD = "model,batch_size,input_size,step_time_ms\n" + "test_vit,4,64,9.5\n" * 3
         ("steps.csv", GOOD + "test_vit,4,64,\n", "neither step_time_ms nor memory_mib"),
         ("steps.csv", GOOD + "test_vit,4,64,9.5\n" * 98, "more than 100 steps"),
         ("steps.csv", GOOD.replace("test_vit", "test_vitt"), "steps.csv has 0; row 1 is left out"),
+        ("steps.csv", GOOD.replace("test_vit", "http.server:test"), "it names code to import"),
         ("steps.txt", GOOD, "must end in .csv, .jsonl or .parquet"),
         ("steps.jsonl", "{}", "row 1"),
     ],

@@ -186,6 +186,9 @@ def test_trainer_takes_the_largest_batches_that_fit(folder, capsys):
 
     train, evaluated = sizes(most=10**6)
     assert 8 < train < evaluated < 10**6
+    assert sentences(capsys)[-1].startswith(
+        f"TraPPM: per_device_eval_batch_size is {evaluated:,}, "
+    )
     assert sizes(reserve=0.5, most=10**6)[0] < train
     assert sizes(most=2)[0] == 2
     assert sentences(capsys)[-1].startswith("TraPPM: per_device_train_batch_size is 2, of ")

@@ -121,7 +121,7 @@ def test_labels_are_those_of_the_query(values, as_json):
         ("predict", {**MODEL, "model": ["resnet18"]}, "model: must be a valid string"),
         ("predict", {**MODEL, "batch_size": 1 << 40}, "batch_size: must be less than"),
         ("compare", {**MODEL, "model": ["resnet18"] * 65}, "model: "),
-        ("compare", {**MODEL, "device": "a100", "devices": "all"}, "not both"),
+        ("compare", {**MODEL, "device": "a100", "devices": "all"}, "not both; see"),
         ("labels", {"limit": MAX_PAGE + 1}, "limit: must be less than or equal to"),
         ("labels", {"columns": "no_such_column"}, "no_such_column"),
         ("labels", {"where": "a" * 5000}, "at most 1000"),
@@ -134,6 +134,7 @@ def test_errors_are_one_line(call, tool, arguments, words):
     [content] = result.content
     assert words in content.text
     assert "\n" not in content.text
+    assert not content.text.startswith(":")
 
 
 def test_nothing_but_the_protocol_is_on_standard_output():

@@ -249,9 +249,16 @@ def test_own_cards_are_known_by_their_data_sheets(tmp_path, monkeypatch, refused
         ("mycard,24", "it has no capability"),
         ("mycard,24,150,40,-1,40,90,8.9", "bandwidth_gbs is -1, not a positive number"),
         ("mycard,24,150,40,fast,40,90,8.9", "could not convert"),
+        ("mycard,24,150,40,900,40,90,9", "capability is '9'; give MAJOR.MINOR"),
+        ("rtx-4090,24,150,40,900,40,90,8.9", "rtx-4090 24gb, which is in the catalogue"),
     ):
         file.write_text(f"{OWN}{row}\n")
         with refused(words):
             card_keys()
+    file.write_text(OWN.replace("half_tflops", "half_tflop"))
+    with refused("unknown column 'half_tflop'; did you mean 'half_tflops'"):
+        card_keys()
+    file.write_text(f"\ufeff{OWN}MyCard,24,150,40,900,40,90,8.9\n")  # as spreadsheets write it
+    assert "mycard" in card_keys()
     file.unlink()
     assert known_spec("mycard") is None

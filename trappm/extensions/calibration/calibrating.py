@@ -420,7 +420,15 @@ class _Fits:
         errors: dict[str, Accuracy] = {}
         for metric in part.metrics:
             measured = [step.step.value(metric) for step in part.steps]
-            earlier, later = (_accuracy(metric, measured, each) for each in (before, after))
+            later = _accuracy(metric, measured, after)
+            # Both are compared on the steps that had a prediction before, if any had.
+            judged = [
+                value if getattr(made, metric) is not None else None
+                for value, made in zip(measured, before, strict=True)
+            ]
+            earlier = _accuracy(metric, judged, before)
+            if earlier is not None:
+                later = _accuracy(metric, judged, after)
             gains.append(
                 MetricGain(
                     phase=part.phase,

@@ -106,16 +106,16 @@ def read_steps(path: Path) -> tuple[list[Row], list[Unusable]]:
     """
     rows, unusable = list[Row](), list[Unusable]()
     read = _of_table if path.suffix == ".csv" else _of_labels
-    for number, found in enumerate(read(path), 1):
+    for number, parsed in enumerate(read(path), 1):
         if number > MAX_STEPS:
             raise InputError(
                 f"{path.name} has more than {MAX_STEPS} steps; give fewer, or learn from all of "
                 "them in a campaign: trappm campaign launch"
             )
-        if isinstance(found, str):
-            unusable.append(Unusable(number, found))
+        if isinstance(parsed, str):
+            unusable.append(Unusable(number, parsed))
         else:
-            rows.append(Row(number, *found))
+            rows.append(Row(number, *parsed))
     return rows, unusable
 
 

@@ -103,27 +103,29 @@ def set_largest_batch(
         InputError, UnknownArchitectureError: Unknown model.
     """
     name, args = None if model_name is None else checked_name(model_name), trainer.args
-    sizes: list[Any] = ["", None]
+    phases = [Phase.TRAIN] if args.eval_strategy == "no" else [Phase.TRAIN, Phase.INFER]
+    sizes: list[int | str] = [""] * len(phases)  # or the reason why one is unknown
     if trainer.is_world_process_zero():
-        try:
-            memory = TrainingMemory(_context_before(trainer, name), device)
-            sizes[0] = memory.largest_batch(reserve, [Phase.TRAIN])
-            if args.eval_strategy != "no":
-                sizes[1] = memory.largest_batch(reserve, [Phase.INFER])
-        except Exception as error:  # an unknown model may raise anything
-            sizes[0] = one_line(error)
+        for place, phase in enumerate(phases):
+            try:
+                memory = TrainingMemory(_context_before(trainer, name), device)
+                sizes[place] = memory.largest_batch(reserve, [phase])
+            except Exception as error:  # an unknown model may raise anything
+                sizes[place] = one_line(error)
     if args.world_size > 1:
         broadcast_object_list(sizes)
-    largest, evaluated = sizes
+    largest = sizes[0]
     if isinstance(largest, int):
         args.per_device_train_batch_size = min(largest, most)
         trainer._train_batch_size = args.train_batch_size  # as in the search of hyperparameters
     if trainer.is_world_process_zero():
         say_batch("per_device_train_batch_size", largest, most)
-    if evaluated is not None and evaluated < args.per_device_eval_batch_size:
-        args.per_device_eval_batch_size = evaluated
-        if trainer.is_world_process_zero():
-            say_batch("per_device_eval_batch_size", evaluated, most)
+    for evaluated in sizes[1:]:
+        given = args.per_device_eval_batch_size
+        if isinstance(evaluated, int):
+            args.per_device_eval_batch_size = min(evaluated, given)
+        if trainer.is_world_process_zero() and (isinstance(evaluated, str) or evaluated < given):
+            say_batch("per_device_eval_batch_size", evaluated, given)
 
 
 @independent_of_caller

@@ -1,9 +1,9 @@
 """Server of the Model Context Protocol over standard input and output.
 
 The SDK's low-level server takes schemas as they are; its `MCPServer` would derive others from
-signatures, and report faults in several lines. One thread answers, as the caches of predictions and
-the tracer are made for one. While the server runs, the SDK sends whatever else is printed to
-standard error.
+signatures, and report faults in several lines. Calls run one after the other, since one thread owns
+the caches of predictions and the tracer. A canceled call runs to its end before the next one
+begins. While the server runs, the SDK sends all other output to standard error.
 """
 
 from __future__ import annotations
@@ -49,9 +49,7 @@ def make_server() -> Server[Any]:
             if tool is None:
                 raise InputError(f"Unknown tool {call.name!r}; {nearest(call.name, known)}")
             request = _read(tool, call.arguments or {})
-            values = await to_thread.run_sync(
-                tool.run, request, limiter=limiter, abandon_on_cancel=True
-            )
+            values = await to_thread.run_sync(tool.run, request, limiter=limiter)
         except TrappmError as error:
             return _result(" ".join(str(error).split()), is_error=True)
         except Exception:
