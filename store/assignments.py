@@ -27,19 +27,22 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from sqlalchemy import (
+    Integer,
     Row,
     ScalarSelect,
     Select,
+    String,
+    bindparam,
     delete,
     exists,
     func,
     insert,
     or_,
     select,
-    true,
     update,
 )
 from sqlalchemy.orm import Session
+from sqlalchemy.sql.dml import ReturningUpdate
 
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Outcome, Provenance
@@ -69,6 +72,9 @@ from trappm.store.transactions import Repository, reading, writing
 MAX_ATTEMPTS = 3
 """Failures after which an assignment is abandoned, by default."""
 
+_NO_ROUND = 2**31 - 1
+"""Number that no round reaches."""
+
 AS_PLANNED = (
     AssignmentRow.round_number,
     AssignmentRow.rank,
@@ -81,6 +87,44 @@ _WHOLE: Select[*tuple[Any, ...]] = select(
     *AssignmentRow.__table__.columns, AssignmentRow.device_key.label("device"), *CONFIGURATION
 ).join_from(AssignmentRow, ConfigurationRow, ConfigurationRow.id == AssignmentRow.configuration_id)
 """Assignments with the columns that `_assignment_of` needs."""
+
+
+_BY_ID = _WHOLE.where(AssignmentRow.id == bindparam("assignment_id", type_=String))
+
+
+def _lease_statements() -> tuple[Select[str], ReturningUpdate[Any]]:
+    """Return the statements of the lease that a worker has, and of its next one.
+
+    They are built once, as SQLAlchemy takes longer to build them than SQLite to answer.
+    """
+    row = AssignmentRow
+    campaign = bindparam("campaign", type_=String)
+    worker, host = bindparam("to_worker", type_=String), bindparam("to_host", type_=String)
+    nodes = bindparam("nodes", type_=String, expanding=True)
+    mine = row.campaign_id == campaign, row.device_key == bindparam("device", type_=String)
+    failed_on = select(func.count()).where(FailedHostRow.assignment_id == row.id)
+    here = failed_on.where(FailedHostRow.host == host).scalar_subquery()
+    everywhere = failed_on.where(FailedHostRow.host.in_(nodes)).scalar_subquery()
+    due = row.round_number + row.failures
+    running = exists().where(CampaignRow.id == campaign)
+    following = (
+        select(row.id)
+        .where(*mine, row.state == AssignmentState.OPEN)
+        .where(running.where(CampaignRow.state == CampaignState.RUNNING))
+        .where(or_(here == 0, everywhere == bindparam("count", type_=Integer)))
+        .where(due < bindparam("before", type_=Integer))
+        .order_by(due, row.failures, row.rank, row.id)
+        .limit(1)
+        .with_for_update(skip_locked=True)
+    )
+    leased = {"state": AssignmentState.LEASED, "worker": worker, "host": host}
+    query = update(row).where(row.id == following.scalar_subquery())
+    query = query.values(leased | {"attempts": row.attempts + 1})
+    query = query.execution_options(synchronize_session=False)
+    return select(row.id).where(*mine, row.worker == worker), query.returning(row.id)
+
+
+_HELD, _LEASE_NEXT = _lease_statements()
 
 
 def lock_rows(session: Session, assignment_ids: Iterable[str]) -> dict[str, Assignment]:
@@ -168,34 +212,14 @@ class Assignments(Repository):
             hosts: All nodes with this device: what failed on all of them may be repeated anywhere.
             before: Round from which on nothing is due yet; None: everything is.
         """
-        row = AssignmentRow
-        mine = row.campaign_id == campaign_id, row.device_key == device
-        lease = select(row.id).where(*mine, row.worker == worker)
-        if (held := session.scalar(lease)) is None:
-            failed_on = select(func.count()).where(FailedHostRow.assignment_id == row.id)
-            here = failed_on.where(FailedHostRow.host == host).scalar_subquery()
-            everywhere = failed_on.where(FailedHostRow.host.in_({host, *hosts})).scalar_subquery()
-            due = row.round_number + row.failures
-            running = exists().where(CampaignRow.id == campaign_id)
-            following = (
-                select(row.id)
-                .where(*mine, row.state == AssignmentState.OPEN)
-                .where(running.where(CampaignRow.state == CampaignState.RUNNING))
-                .where(or_(here == 0, everywhere == len({host, *hosts})))
-                .where(true() if before is None else due < before)
-                .order_by(due, row.failures, row.rank, row.id)
-                .limit(1)
-                .with_for_update(skip_locked=True)
-            )
-            leased = {"state": AssignmentState.LEASED, "worker": worker, "host": host}
-            query = update(row).where(row.id == following.scalar_subquery())
-            query = query.values(leased | {"attempts": row.attempts + 1})
-            held = session.scalar(query.returning(row.id))
-        return (
-            None
-            if held is None
-            else _assignment_of(session.execute(_WHOLE.where(row.id == held)).one())
-        )
+        nodes = {host, *hosts}
+        lease = {"campaign": campaign_id, "device": device, "to_worker": worker, "to_host": host}
+        limits = {"nodes": [*nodes], "count": len(nodes)}
+        limits["before"] = _NO_ROUND if before is None else before
+        held = session.scalar(_HELD, lease) or session.scalar(_LEASE_NEXT, lease | limits)
+        if held is None:
+            return None
+        return _assignment_of(session.execute(_BY_ID, {"assignment_id": held}).one())
 
     @writing
     def lose(self, session: Session, assignment_id: str, reason: str) -> Assignment:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Select, case, func, select, text
+from sqlalchemy import BindParameter, Select, String, bindparam, case, func, select, text
 from sqlalchemy.orm import Session
 
 from trappm.profiler.errors import CampaignError, InputError
@@ -125,60 +125,30 @@ class Campaigns(Repository):
             CampaignError: It does not exist, or another process owns it now (`Store.as_owner`).
         """
         self._database.check_guard(session)
-        state = get_campaign_row(session, campaign_id, to_change=False).state
-        row, due = AssignmentRow, AssignmentRow.round_number + AssignmentRow.failures
-        is_leased = case((row.state == AssignmentState.LEASED, 1), else_=0)
-        pending = session.execute(
-            select(row.device_key, due, func.sum(1 - is_leased), func.sum(is_leased))
-            .where(row.campaign_id == campaign_id)
-            .where(row.state.in_([AssignmentState.OPEN, AssignmentState.LEASED]))
-            .group_by(row.device_key, due)
-            .order_by(due)
-        )
-        rounds = session.execute(
-            select(
-                RoundRow.campaign_id, RoundRow.number, RoundRow.purpose, RoundRow.planned,
-                RoundRow.report.is_not(None).label("is_closed"),
-            )
-            .where(RoundRow.campaign_id == campaign_id)
-            .order_by(RoundRow.number)
-        )  # fmt: skip
-        attempts = session.execute(
-            _attempts(
-                select(DeviceRow.key, func.count(), func.sum(MeasurementRow.duration_s)),
-                campaign_id,
-            ).group_by(DeviceRow.key)
-        ).all()
-        measured = session.execute(  # from assignments: joining attempts to them would be slow
-            select(row.device_key, func.count())
-            .where(row.campaign_id == campaign_id, row.attempts > row.losses)
-            .where(row.state.in_([AssignmentState.DONE, AssignmentState.FAILED]))
-            .group_by(row.device_key)
-        )
-        labels = select(func.count(AssignmentLabelRow.assignment_id)).join(
-            AssignmentRow, AssignmentRow.id == AssignmentLabelRow.assignment_id
-        )
-        enough = select(EventRow.id).filter_by(campaign_id=campaign_id, kind=STOP_EVENT).limit(1)
-        pool = select(PoolRow.campaign_id).filter_by(campaign_id=campaign_id).limit(1)
+        mine = {"campaign_id": campaign_id}
+        state = session.scalar(_STATE, mine)
+        if state is None:
+            raise _unknown(campaign_id)
+        rounds = session.execute(_ROUNDS, mine)
+        attempts = session.execute(_ATTEMPTS, mine).all()
         return Standing(
             state=state,
             rounds=[record_of(RoundRecord, r, report={} if r.is_closed else None) for r in rounds],
-            pending=[Pending(*part) for part in pending],
+            pending=[Pending(*part) for part in session.execute(_PENDING, mine)],
             attempts={device: count for device, count, _ in attempts},
             seconds={device: float(seconds) for device, _, seconds in attempts},
-            measured=dict(measured.all()),
-            labels=session.scalar(labels.where(row.campaign_id == campaign_id)) or 0,
-            has_pool=session.scalar(pool) is not None,
-            is_enough=session.scalar(enough) is not None,
+            measured=dict(session.execute(_MEASURED, mine).all()),
+            labels=session.scalar(_LABELS, mine) or 0,
+            has_pool=session.scalar(_HAS_POOL, mine) is not None,
+            is_enough=session.scalar(_IS_ENOUGH, mine) is not None,
         )
 
     @reading
     def work(self, session: Session) -> list[tuple[CampaignRecord, Pending]]:
         """Return what the campaigns that run have to measure, by device, due in any round."""
         row = AssignmentRow
-        is_leased = case((row.state == AssignmentState.LEASED, 1), else_=0)
         counts = session.execute(
-            select(row.campaign_id, row.device_key, func.sum(1 - is_leased), func.sum(is_leased))
+            select(row.campaign_id, row.device_key, func.sum(1 - _IS_LEASED), func.sum(_IS_LEASED))
             .join(CampaignRow, CampaignRow.id == row.campaign_id)
             .where(CampaignRow.state == CampaignState.RUNNING, CampaignRow.owner_id.is_not(None))
             .where(row.state.in_([AssignmentState.OPEN, AssignmentState.LEASED]))
@@ -435,8 +405,12 @@ def get_campaign_row(session: Session, campaign_id: str, *, to_change: bool = Tr
     """
     row = session.get(CampaignRow, campaign_id, with_for_update=to_change)
     if row is None:
-        raise CampaignError(f"no campaign {campaign_id!r}; see: trappm campaign status")
+        raise _unknown(campaign_id)
     return row
+
+
+def _unknown(campaign_id: str) -> CampaignError:
+    return CampaignError(f"no campaign {campaign_id!r}; see: trappm campaign status")
 
 
 def owner_of(row: CampaignRow, now: datetime) -> Owner | None:
@@ -457,7 +431,52 @@ def _campaign(row: CampaignRow, now: datetime) -> CampaignRecord:
     return record_of(CampaignRecord, row, owner=owner_of(row, now), activity=activity)
 
 
-def _attempts(query: Select[*tuple[Any, ...]], campaign_id: str) -> Select[*tuple[Any, ...]]:
+def _attempts(
+    query: Select[*tuple[Any, ...]], campaign_id: str | BindParameter[str]
+) -> Select[*tuple[Any, ...]]:
     """Return a query of devices and attempts, restricted to a campaign."""
     joined = query.join_from(MeasurementRow, DeviceRow, DeviceRow.id == MeasurementRow.device_id)
     return joined.where(MeasurementRow.campaign_id == campaign_id)
+
+
+# What `Campaigns.standing` reads after each event of a campaign. The statements are built once, as
+# SQLAlchemy takes longer to build them than SQLite to answer.
+
+_ID = bindparam("campaign_id", type_=String)
+_DUE = AssignmentRow.round_number + AssignmentRow.failures
+_IS_LEASED = case((AssignmentRow.state == AssignmentState.LEASED, 1), else_=0)
+
+_STATE = select(CampaignRow.state).where(CampaignRow.id == _ID)
+_PENDING = (
+    select(AssignmentRow.device_key, _DUE, func.sum(1 - _IS_LEASED), func.sum(_IS_LEASED))
+    .where(AssignmentRow.campaign_id == _ID)
+    .where(AssignmentRow.state.in_([AssignmentState.OPEN, AssignmentState.LEASED]))
+    .group_by(AssignmentRow.device_key, _DUE)
+    .order_by(_DUE)
+)
+_ROUNDS = (
+    select(
+        RoundRow.campaign_id, RoundRow.number, RoundRow.purpose, RoundRow.planned,
+        RoundRow.report.is_not(None).label("is_closed"),
+    )
+    .where(RoundRow.campaign_id == _ID)
+    .order_by(RoundRow.number)
+)  # fmt: skip
+_ATTEMPTS = _attempts(
+    select(DeviceRow.key, func.count(), func.sum(MeasurementRow.duration_s)), _ID
+).group_by(DeviceRow.key)
+_MEASURED = (  # from assignments: joining attempts to them would be slow
+    select(AssignmentRow.device_key, func.count())
+    .where(AssignmentRow.campaign_id == _ID, AssignmentRow.attempts > AssignmentRow.losses)
+    .where(AssignmentRow.state.in_([AssignmentState.DONE, AssignmentState.FAILED]))
+    .group_by(AssignmentRow.device_key)
+)
+_LABELS = (
+    select(func.count(AssignmentLabelRow.assignment_id))
+    .join(AssignmentRow, AssignmentRow.id == AssignmentLabelRow.assignment_id)
+    .where(AssignmentRow.campaign_id == _ID)
+)
+_IS_ENOUGH = (
+    select(EventRow.id).where(EventRow.campaign_id == _ID, EventRow.kind == STOP_EVENT).limit(1)
+)
+_HAS_POOL = select(PoolRow.campaign_id).where(PoolRow.campaign_id == _ID).limit(1)
