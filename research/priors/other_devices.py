@@ -69,7 +69,6 @@ from trappm.learner.physics.memory import MemoryPrior
 from trappm.learner.physics.step_time import StepTimePrior
 from trappm.learner.stats.calibration import LEVELS, Calibration
 from trappm.learner.stats.folds import grouped_folds
-from trappm.learner.stats.student_t import TO_NORMAL
 from trappm.profiler.devices.catalogue import most_similar, spec_of
 from trappm.profiler.memory.simulation import LoopPreset
 from trappm.profiler.records import MemoryFormat, Phase
@@ -82,6 +81,9 @@ Megatron-LM are relative to them, and it has no new steps. Refit all of them tog
 MIN_ARCHITECTURES = 2 * FOLDS
 """Number of architectures from which a card's own errors are judged: with few, a fold leaves none
 that resembles the held-out ones."""
+LEVELS_OF_CARDS = 0.5 + 1.02 * (LEVELS - 0.5)
+"""Levels of the pooled errors of cards, wider by so much that an interval of 90 % holds 90 % of the
+rows of a held-out card."""
 STEP_TIME, MEMORY = "step time", "memory"
 KEYS = ["metric", "device", "basis", "phase"]
 
@@ -211,30 +213,18 @@ def memory_errors(data: Any) -> Iterator[pd.DataFrame]:
                 yield error_rows(MEMORY, device, Basis.SPECIFICATION, phase, logs[chosen], names)
 
 
-def errors_of_devices(errors: Array, devices: Sequence[str]) -> Calibration:
-    """Return quantiles of log(measured / predicted) on held-out cards (n), one vote per card."""
-    _, number, count = np.unique(np.array(devices), return_inverse=True, return_counts=True)
-    order = np.argsort(np.abs(errors))
-    votes = np.cumsum((1.0 / count[number])[order])
-    middle = float(np.abs(errors)[order][np.searchsorted(votes, votes[-1] / 2)])
-    deviation = max(TO_NORMAL * middle, 1e-3)
-    fitted = Calibration.fit(errors, np.full(len(errors), deviation), devices)
-    return Calibration(fitted.quantiles * deviation)
-
-
 def pooled_errors(
-    errors: Array, devices: Sequence[str], architectures: Sequence[str]
+    errors: Array, devices: Sequence[str], architectures: Sequence[str], levels: Array = LEVELS
 ) -> Calibration:
     """Return quantiles of log(measured / predicted) on held-out cards, pooled over cards.
 
-    Every card has the same weight, shared by its architectures. Unlike `errors_of_devices`, this
-    adds no errors for unmeasured cards: a simulated step allocates the same memory on each card,
-    so models differ more than cards. The quantiles of two cards are only indicative.
+    Every card has the same weight, shared by its architectures.
 
     Args:
         errors: Error of each label, shape (n,).
         devices: Card of each label, shape (n,).
-        architectures: Architecture of each label, shape (n,).
+        architectures: Architecture of each label, shape (n,); empty strings are one.
+        levels: Share of the pooled errors below each quantile, shape (levels,).
     """
     weights = np.ones(len(errors))
     models = [f"{card} {name}" for card, name in zip(devices, architectures, strict=True)]
@@ -243,12 +233,12 @@ def pooled_errors(
         weights /= np.bincount(number, weights)[number]
     order = np.argsort(errors)
     weights = weights[order] / weights.sum()
-    levels = np.cumsum(weights) - weights / 2
-    return Calibration(np.interp(LEVELS, levels, errors[order]))
+    below = np.cumsum(weights) - weights / 2
+    return Calibration(np.interp(levels, below, errors[order]))
 
 
 def memory_quantiles(errors: pd.DataFrame) -> Calibration:
-    """Return the quantiles of memory in training.
+    """Return the quantiles of memory in training, which are only indicative with two cards.
 
     Inference is left out: its process was measured on one of the cards only.
     """
@@ -262,7 +252,9 @@ def quantiles(errors: pd.DataFrame, basis: str, phase: str) -> Calibration:
     has = rows[rows.basis == basis].device.unique()
     wanted = np.where(rows.device.isin(has), str(basis), str(Basis.SPECIFICATION))
     rows = rows[rows.basis.astype(str) == wanted]
-    return errors_of_devices(rows.log.to_numpy(), rows.device.tolist())
+    return pooled_errors(
+        rows.log.to_numpy(), rows.device.tolist(), rows.architecture.tolist(), LEVELS_OF_CARDS
+    )
 
 
 def coverage(errors: pd.DataFrame) -> str:

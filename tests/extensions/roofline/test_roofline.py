@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from research.priors.other_devices import errors_of_devices
+from research.priors.other_devices import pooled_errors
 from trappm.extensions.roofline.drawing import lines
 from trappm.extensions.roofline.report import describe
 from trappm.extensions.roofline.roofs import (
@@ -91,7 +91,7 @@ def test_open_settings_default_to_the_most_common_of_labels():
 
 def test_step_time_without_labels_equals_predict():
     (shipped,) = Selection(Question(snapshot="default")).snapshots
-    errors = errors_of_devices(np.array([-0.2, 0.1, 0.3]), ["a", "b", "c"])
+    errors = pooled_errors(np.array([-0.2, 0.1, 0.3]), ["a", "b", "c"], [""] * 3)
     others = OtherDevices(
         known_devices().centre + 0.1,
         {},
