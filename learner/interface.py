@@ -131,8 +131,8 @@ class Workload:
             _VARIANTS.get(self.precision, 0),
             self.memory_format is MemoryFormat.CHANNELS_LAST,
             self.phase is Phase.INFER,
-            self.optimizer is Optimizer.MOMENTUM,
-            self.optimizer.is_adam,
+            self.optimizer.states_per_parameter == 1,
+            self.optimizer.states_per_parameter == 2,
         )
         return np.append(static_features(self.graph), np.array(settings, dtype=np.float64))
 

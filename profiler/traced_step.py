@@ -107,6 +107,8 @@ class Allocations:
     buffer_bytes: IntArray
     """Bytes of each buffer and other parameter."""
     batch_sizes: tuple[int, int] = TRACED_BATCH_SIZES
+    element_bytes: int = 4
+    """Bytes of each element of the parameters with a gradient."""
 
     def sizes_at(self, batch_size: int) -> IntArray:
         """Return the bytes of each event at this batch size (E)."""
@@ -382,6 +384,7 @@ class Trace:
         if self.allocations is not None:
             for name in _ALLOCATIONS:
                 arrays[f"allocations.{name}"] = np.asarray(getattr(self.allocations, name))
+            rest["element_bytes"] = self.allocations.element_bytes
         if self.kernels is not None:
             for name in _KERNELS:
                 arrays[f"kernels.{name}"] = getattr(self.kernels.table, name)
@@ -402,7 +405,12 @@ class Trace:
             if "allocations.kinds" in arrays:
                 columns = {name: arrays[f"allocations.{name}"] for name in _ALLOCATIONS}
                 first, second = columns.pop("batch_sizes").tolist()
-                allocations = Allocations(batch_sizes=(first, second), **columns)
+                usual = 2 if rest["kernels"]["precision"] == Precision.BF16 else 4
+                allocations = Allocations(
+                    batch_sizes=(first, second),
+                    element_bytes=rest.pop("element_bytes", usual),  # earlier ones have none
+                    **columns,
+                )
             if (row := rest.pop("kernels", None)) is not None:
                 row["precision"] = Precision(row["precision"])
                 row["memory_format"] = MemoryFormat(row["memory_format"])
@@ -424,7 +432,7 @@ class Trace:
             )
 
 
-_ALLOCATIONS = tuple(field.name for field in fields(Allocations))
+_ALLOCATIONS = tuple(f.name for f in fields(Allocations) if f.name != "element_bytes")
 _KERNELS = tuple(field.name for field in fields(KernelTable))
 _OF_KERNELS = tuple(field.name for field in fields(StepKernels) if field.name != "table")
 

@@ -15,6 +15,7 @@ from typing import Annotated, NamedTuple
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import (
     METRICS,
+    OPTIMIZER_NAMES,
     PRECISION_NAMES,
     Execution,
     MemoryFormat,
@@ -116,7 +117,7 @@ class LabelFilter:
     input_size: Annotated[int | None, "Pixels, or tokens of hf: names."] = None
     precision: Annotated[str | None, f"{PRECISION_NAMES}."] = None
     memory_format: Annotated[str | None, "contiguous or channels-last."] = None
-    optimizer: Annotated[str | None, "sgd, momentum, adam or adamw."] = None
+    optimizer: Annotated[str | None, f"{OPTIMIZER_NAMES}."] = None
     phase: Annotated[str | None, "train or infer."] = None
     execution: Annotated[str | None, "eager or compile."] = None
     protocol: Annotated[str | None, "Measuring protocol, such as paper."] = None

@@ -30,7 +30,7 @@ from trappm.learner.interface import Array, Workload, cache_on_first
 from trappm.learner.physics.graph_prior import FORWARD_SHARE, PRODUCTS, settings_and_operators
 from trappm.learner.physics.memory import MemoryPrior, amp_factor, step_memory
 from trappm.learner.physics.prior import OPERATORS, PriorSpec, TermPrior
-from trappm.learner.physics.step_time import BYTES_PER_PARAMETER, PRODUCT_KINDS
+from trappm.learner.physics.step_time import PRODUCT_KINDS
 from trappm.profiler.devices.catalogue import CPU
 from trappm.profiler.errors import InputError
 from trappm.profiler.graphs.nodes import BYTES_PER_ELEMENT
@@ -206,7 +206,7 @@ class CpuTimePrior(CpuPrior):
                 MS_PER_BYTE * float(bytes_[np.isin(table.kinds, k)].sum())
                 for k in STREAM_GROUPS.values()
             ),
-            MS_PER_BYTE * (step.parameters * BYTES_PER_PARAMETER[workload.optimizer] * updates),
+            MS_PER_BYTE * (step.parameters * workload.optimizer.bytes_per_update() * updates),
         ]
 
     def started_from(self, other: Self) -> Self:

@@ -19,7 +19,7 @@ from torch import Tensor
 from trappm.learner.interface import Array, IntArray, Workload, cache_on_first
 from trappm.learner.physics.prior import OPERATORS, PriorSpec, TermPrior, operator_shares
 from trappm.profiler.graphs.nodes import BYTES_PER_ELEMENT
-from trappm.profiler.records import Graph, MemoryFormat, Optimizer, Phase
+from trappm.profiler.records import Graph, MemoryFormat, Phase
 
 FORWARD_SHARE = 1 / 3
 """Forward share of a training step: the backward pass has two products per forward product."""
@@ -134,8 +134,8 @@ def settings_and_operators(workloads: Sequence[Workload], sizes: Array, shares: 
                 not workload.precision.is_fp32,
                 workload.memory_format is MemoryFormat.CHANNELS_LAST,
                 workload.phase is Phase.INFER,
-                workload.optimizer is Optimizer.MOMENTUM,
-                workload.optimizer.is_adam,
+                workload.optimizer.states_per_parameter == 1,
+                workload.optimizer.states_per_parameter == 2,
             ]
         )
     width = 4 + shares.shape[1] + len(OPERATORS) + 5

@@ -104,10 +104,10 @@ def _simulate(trace: Trace, batch_size: int, optimizer: Optimizer, loop: LoopPre
     blocks = sizes[born]
     change = np.where(born, sizes, 0.0)
     change[died] = -blocks[events.blocks[died]]
-    parameters, buffers = (float(s.sum()) for s in (events.parameter_bytes, events.buffer_bytes))
-    weights = (
-        parameters * (1 + loop.with_optimizer(optimizer).optimizer.states_per_parameter) + buffers
+    states = loop.with_optimizer(optimizer).state_bytes(
+        events.parameter_bytes.tolist(), events.parameter_places.tolist(), events.element_bytes
     )
+    weights = float(events.parameter_bytes.sum() + events.buffer_bytes.sum() + states)
     live = weights + np.cumsum(change)
     peak = float(live.max(initial=weights))
     timed = events.kinds != Event.ACCUMULATE  # features were chosen without these events
@@ -141,8 +141,10 @@ def _estimate_untraced(graph: Graph, optimizer: Optimizer, loop: LoopPreset) -> 
     """Estimate weights, states, gradients, and a share of all results for the backward pass."""
     outputs = graph.memory_bytes - BYTES_PER_ELEMENT * graph.parameters
     kept = KEPT_SHARE * float(outputs[[name not in VIEWS for name in graph.operators]].sum())
-    parameters = BYTES_PER_ELEMENT * float(graph.parameters.sum())
-    weights = parameters * (1 + loop.with_optimizer(optimizer).optimizer.states_per_parameter)
+    sizes = (BYTES_PER_ELEMENT * graph.parameters).tolist()
+    parameters = float(sum(sizes))
+    states = loop.with_optimizer(optimizer).state_bytes(sizes, range(len(sizes)))
+    weights = parameters + states
     return _estimate_from_graph(graph, (weights + parameters + kept) / MIB, weights / MIB)
 
 

@@ -30,7 +30,7 @@ from trappm.learner.physics.prior import Prior
 from trappm.learner.stats.folds import draw_rows
 from trappm.profiler.devices.catalogue import DeviceSpec
 from trappm.profiler.errors import InputError
-from trappm.profiler.records import Optimizer, Phase, Precision
+from trappm.profiler.records import Phase, Precision
 from trappm.profiler.traced_step import KernelKind, Kernels, Pass, Size
 
 Indices = IntArray
@@ -82,11 +82,6 @@ _SPLITS = (1, 2, 4, 8, 16, 32, 64)
 """Parts that the depth of a product may be cut into (split-k)."""
 _MIN_DEPTH_OF_A_SPLIT = 256
 """Least depth of a part. A round number: the limits of the libraries are not published."""
-
-BYTES_PER_PARAMETER = {
-    Optimizer.SGD: 12.0, Optimizer.MOMENTUM: 20.0, Optimizer.ADAM: 28.0, Optimizer.ADAMW: 28.0
-}  # fmt: skip
-"""Bytes read and written by an update in fp32."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,8 +191,7 @@ def _parts(workload: Workload, spec: DeviceSpec) -> tuple[_Rows, _Rows, dict[str
         table.counts[~forward].sum(),
         traced.parameter_tensors if updates else 0,
     ]
-    width = 0.5 if workload.precision is Precision.BF16 else 1.0
-    each = width * BYTES_PER_PARAMETER[workload.optimizer]
+    each = workload.optimizer.bytes_per_update(2 if workload.precision is Precision.BF16 else 4)
     bytes_ = traced.parameters * each if updates else 0.0
     step = {
         "dispatches": np.array(dispatches, dtype=np.float64),

@@ -21,7 +21,7 @@ from trappm.profiler.devices.catalogue import CONTEXT_MIB, Card, card_of
 from trappm.profiler.errors import DeviceError, UnsupportedModelError
 from trappm.profiler.graphs.nodes import BYTES_PER_ELEMENT, CONVOLUTIONS, PRODUCTS, VIEWS
 from trappm.profiler.host.environment import SEED, host_facts
-from trappm.profiler.memory.simulation import LoopPreset, TrainingLoop, memory_of
+from trappm.profiler.memory.simulation import TrainingLoop, memory_of
 from trappm.profiler.records import (
     Configuration,
     Execution,
@@ -151,9 +151,8 @@ class SimulatedDevice(Device):
         forward_ms = busy_ms + _LAUNCH_MS * int(kernels.sum())
         if configuration.phase is Phase.INFER:
             return (forward_ms, 0.0, 0.0), busy_ms
-        # Reads weights, gradients and states, writes weights and states.
-        tensors = 3 + 2 * _loop(configuration).optimizer.states_per_parameter
-        update = tensors * BYTES_PER_ELEMENT * int(graph.parameters.sum())
+        each = configuration.optimizer.bytes_per_update(BYTES_PER_ELEMENT)
+        update = each * int(graph.parameters.sum())
         update_ms = update / (self._card.bandwidth_gbs * 1e6)
         parts_ms = (forward_ms, _BACKWARD_PASSES * forward_ms, update_ms + _LAUNCH_MS)
         return parts_ms, busy_ms * (1 + _BACKWARD_PASSES) + update_ms
@@ -187,16 +186,14 @@ class SimulatedDevice(Device):
         live, reserved = simulated.live_mib, simulated.reserved_with_workspace_mib
         if not configuration.precision.is_fp32:
             # Weights, gradients and states stay in fp32; activations take half.
-            kept = weights * (2 + _loop(configuration).optimizer.states_per_parameter)
+            sizes = (BYTES_PER_ELEMENT * graph.parameters).tolist()
+            loop = TrainingLoop(optimizer=configuration.optimizer)
+            kept = 2 * weights + loop.state_bytes(sizes, range(len(sizes))) / 2**20
             live, reserved = (kept + max(0.0, size - kept) / 2 for size in (live, reserved))
         workspace = self._card.library_workspace_mib(Phase.TRAIN)
         live, reserved = live + workspace, reserved + workspace
         detail |= {"peak_allocated": live, "peak_reserved": reserved}
         return reserved + CONTEXT_MIB[Phase.TRAIN], detail, {}
-
-
-def _loop(configuration: Configuration) -> TrainingLoop:
-    return LoopPreset.PLAIN.with_optimizer(configuration.optimizer)
 
 
 @lru_cache(maxsize=8)

@@ -15,7 +15,8 @@ memory includes rounding and fragmentation, and a step runs on less than it rese
     step        the optimizer: states in the first step, temporaries in every one
 
 The rules follow torch/optim; tests compare them with real allocations. What `GradScaler` and
-clipping allocate is left out: numbers of 512 bytes.
+clipping allocate is left out: numbers of 512 bytes. `adamw-8bit` follows bitsandbytes 0.50, whose
+kernels need no temporaries; copies that it makes of parameters in channels-last are left out.
 
 **The replay** has the sizes of the traced allocations, which are of one precision, layout and
 execution.
@@ -250,8 +251,22 @@ class ParameterGroup:
         own = frozenset(self.places)
         return [index for index, place in enumerate(places) if place in own]
 
+    def state_bytes(
+        self, parameter_bytes: Sequence[int], places: Sequence[int], element_bytes: int
+    ) -> list[int]:
+        """Return the bytes of each tensor that the optimizer keeps; see `TrainingLoop`."""
+        maps = _MAPS_OF_8_BITS if self.optimizer is Optimizer.ADAMW_8BIT else ()
+        return [
+            *maps,
+            *(
+                size
+                for index in self.among(places)
+                for size in self.optimizer.state_bytes(parameter_bytes[index], element_bytes)
+            ),
+        ]
+
     def step(self, memory: Allocator, sizes: Sequence[int], *, first: bool) -> None:
-        """Replay the step of the optimizer for parameters of these sizes, in units."""
+        """Replay the step of an optimizer of `torch.optim` for parameters of these sizes."""
         fused = self.implementation is Implementation.FUSED
         if first and (fused or self.optimizer.is_adam):
             counts = [_SCALAR] * (fused and self.optimizer.is_adam)  # else on the host
@@ -302,7 +317,7 @@ class TrainingLoop:
     optimizer: Optimizer = Optimizer.SGD
     implementation: Implementation = Implementation.FOREACH
     weight_decay: bool = False
-    """True if it is above 0, as by default in AdamW alone."""
+    """True if it is above 0, as by default in AdamW alone, in 32 bits and in 8."""
     groups: tuple[ParameterGroup, ...] = ()
     """Groups of an optimizer with several kinds of parameters, or without some of them; then the
     three fields above are those of most parameters."""
@@ -352,37 +367,58 @@ class TrainingLoop:
             ),
         )
 
-    def state_bytes(self, parameter_bytes: Sequence[int], places: Sequence[int]) -> int:
+    def state_bytes(
+        self, parameter_bytes: Sequence[int], places: Sequence[int], element_bytes: int = 4
+    ) -> int:
         """Return the bytes of the states that the optimizer keeps.
 
         Args:
             parameter_bytes, places: Bytes of each parameter with a gradient, and its place among
                 the parameters of the module.
+            element_bytes: Bytes of each element of these parameters.
         """
         return sum(
-            group.optimizer.states_per_parameter * parameter_bytes[index]
+            sum(group.state_bytes(parameter_bytes, places, element_bytes))
             for group in self.parameter_groups
-            for index in group.among(places)
         )
 
     def update(
-        self, memory: Allocator, sizes: Sequence[int], places: Sequence[int], *, first: bool
+        self,
+        memory: Allocator,
+        parameter_bytes: Sequence[int],
+        places: Sequence[int],
+        *,
+        first: bool,
+        element_bytes: int = 4,
     ) -> None:
         """Replay what comes between the last backward pass and the next step.
 
         Args:
             memory: Allocator with the gradients.
-            sizes, places: Size in units of each parameter with a gradient, which may be 0, and its
-                place among the parameters of the module.
+            parameter_bytes, places, element_bytes: As for `state_bytes`.
             first: Whether this is the first step, which makes the states.
         """
         for group in self.parameter_groups:
-            own = [size for index in group.among(places) if (size := sizes[index])]
-            group.step(memory, own, first=first)
+            if group.optimizer is not Optimizer.ADAMW_8BIT:
+                own = [parameter_bytes[index] for index in group.among(places)]
+                group.step(memory, _units_of(own), first=first)
+            elif first:
+                _allocate(
+                    memory, _units_of(group.state_bytes(parameter_bytes, places, element_bytes))
+                )
 
 
 DEFAULT_LOOP = TrainingLoop()
 """SGD, and PyTorch's defaults on CUDA."""
+
+
+_MAPS_OF_8_BITS = (1024, 1024)
+"""Bytes of the values in fp32 that 8 bits represent, signed and unsigned (`fill_qmap`)."""
+
+
+def _units_of(sizes: Sequence[int]) -> list[int]:
+    """Return sizes in units of 512 bytes, without empty tensors, which take no memory."""
+    return [size for size in _units(np.array(sizes, dtype=np.int64)).tolist() if size]
 
 
 def _allocate(memory: Allocator, sizes: Sequence[int]) -> list[Block]:
@@ -410,7 +446,7 @@ class LoopPreset(Enum):
         tuned = self is LoopPreset.TUNED
         if tuned and optimizer is Optimizer.SGD:
             optimizer = Optimizer.MOMENTUM
-        decays = tuned or optimizer is Optimizer.ADAMW
+        decays = tuned or optimizer in (Optimizer.ADAMW, Optimizer.ADAMW_8BIT)
         return TrainingLoop(optimizer=optimizer, weight_decay=decays, cudnn_benchmark=tuned)
 
 
@@ -568,13 +604,9 @@ def _replay(
     capacity: int | None = None,
 ) -> Allocator:
     allocator = (ExpandableAllocator if loop.expandable_segments else Allocator)(capacity)
-    parameters, buffers = (
-        _units(sizes).tolist() for sizes in (allocations.parameter_bytes, allocations.buffer_bytes)
-    )
+    parameter_bytes = allocations.parameter_bytes.tolist()
     places = allocations.parameter_places.tolist()
-    for size in (*parameters, *buffers):
-        if size:  # an empty tensor takes no memory
-            allocator.allocate(size)
+    _allocate(allocator, _units_of([*parameter_bytes, *allocations.buffer_bytes.tolist()]))
     numbers = allocations.gradients.tolist()
     freed = frozenset(numbers[index] for index in loop.held(places))
     events_of = cache(partial(_events, allocations, batch_size, shares))
@@ -587,8 +619,14 @@ def _replay(
             searching = loop.cudnn_benchmark and step == micro_step == 0
             made = frozenset(numbers) - present
             gradients |= _replay_step(allocator, events_of(present), made, searching=searching)
-        if any(parameters):
-            loop.update(allocator, parameters, places, first=step == 0)
+        if any(parameter_bytes):
+            loop.update(
+                allocator,
+                parameter_bytes,
+                places,
+                first=step == 0,
+                element_bytes=allocations.element_bytes,
+            )
     return allocator
 
 

@@ -102,16 +102,55 @@ class Optimizer(enum.StrEnum):
     MOMENTUM = "momentum"
     ADAM = "adam"
     ADAMW = "adamw"
+    ADAMW_8BIT = "adamw-8bit"
+    """`AdamW8bit` of bitsandbytes, which keeps its moments in 8 bits."""
 
     @property
     def is_adam(self) -> bool:
-        """Return whether it keeps two moments of each parameter."""
+        """Return whether it keeps two moments of each parameter, in the parameter's type."""
         return self in (Optimizer.ADAM, Optimizer.ADAMW)
 
     @property
     def states_per_parameter(self) -> int:
-        """Number of tensors of a parameter's size that it keeps."""
+        """Number of states that it keeps of each parameter, whatever their type."""
+        if self is Optimizer.ADAMW_8BIT:
+            return 2
         return 2 if self.is_adam else int(self is Optimizer.MOMENTUM)
+
+    def state_bytes(self, parameter_bytes: int, element_bytes: int = 4) -> tuple[int, ...]:
+        """Return the bytes of each tensor that it keeps of a parameter, in order of allocation.
+
+        Those in 8 bits follow `Optimizer2State.init_state` of bitsandbytes 0.50: each block of 256
+        values has its absolute maximum in fp32, and the states of small parameters are in fp32.
+
+        Args:
+            parameter_bytes: Bytes of the parameter.
+            element_bytes: Bytes of each of its elements.
+        """
+        states = self.states_per_parameter
+        if self is not Optimizer.ADAMW_8BIT:
+            return (parameter_bytes,) * states
+        count = parameter_bytes // element_bytes
+        if count < MIN_8BIT_COUNT:
+            return (4 * count,) * states
+        return (count,) * states + (4 * -(-count // BLOCK_OF_8_BITS),) * states
+
+    def bytes_per_update(self, element_bytes: int = 4) -> float:
+        """Return the bytes that an update reads and writes per element of a large parameter.
+
+        The weights and the states are read and written, the gradient is read.
+        """
+        count = 1 << 20
+        states = sum(self.state_bytes(count * element_bytes, element_bytes))
+        return 3 * element_bytes + 2 * states / count
+
+
+MIN_8BIT_COUNT = 4096
+"""Least number of elements of a parameter whose states are in 8 bits (`min_8bit_size`)."""
+BLOCK_OF_8_BITS = 256
+"""Number of 8-bit values that share an absolute maximum (`blocksize`)."""
+OPTIMIZER_NAMES = f"{', '.join([*Optimizer][:-1])} or {[*Optimizer][-1]}"
+"""All optimizers, for the help of options."""
 
 
 class Outcome(enum.StrEnum):

@@ -80,8 +80,8 @@ def run_protocol(
 
     Raises:
         InputError: timm has no such architecture, or not for this input size.
-        UnsupportedModelError: The model cannot be built or is not a classifier, or the device does
-            not have this precision.
+        UnsupportedModelError: The model cannot be built or is not a classifier, the device does not
+            have this precision, or the optimizer's library is not installed.
         RuntimeError: Any error of torch, including missing memory.
     """
     enter("create")
@@ -89,6 +89,8 @@ def run_protocol(
     if refusal is not None:
         raise UnsupportedModelError(refusal)
     source_of(configuration.architecture)  # its library is not the step's memory
+    if configuration.optimizer is Optimizer.ADAMW_8BIT and configuration.phase is Phase.TRAIN:
+        _class_of_8_bits()  # nor is this one
     device.watch_memory()
     step = make_step(configuration, device.torch_device, device.share)
     enter("warmup")
@@ -383,8 +385,22 @@ def _optimizer(model: nn.Module, kind: Optimizer) -> torch.optim.Optimizer:
         return torch.optim.Adam(trained, lr=_LEARNING_RATE)
     if kind is Optimizer.ADAMW:
         return torch.optim.AdamW(trained, lr=_LEARNING_RATE)
+    if kind is Optimizer.ADAMW_8BIT:
+        return _class_of_8_bits()(trained, lr=_LEARNING_RATE)
     momentum = 0.9 if kind is Optimizer.MOMENTUM else 0.0
     return torch.optim.SGD(trained, lr=_LEARNING_RATE, momentum=momentum)
+
+
+def _class_of_8_bits() -> Callable[..., torch.optim.Optimizer]:
+    """Return the class of `adamw-8bit`; raises UnsupportedModelError without its library."""
+    try:
+        from bitsandbytes.optim import AdamW8bit
+    except ImportError as error:
+        raise UnsupportedModelError(
+            f"{Optimizer.ADAMW_8BIT} is measured with bitsandbytes, which is not installed; "
+            "install it with: pip install bitsandbytes"
+        ) from error
+    return cast("Callable[..., torch.optim.Optimizer]", AdamW8bit)
 
 
 def _autocast(device: torch.device, precision: Precision) -> AbstractContextManager[object]:

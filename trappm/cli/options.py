@@ -14,7 +14,7 @@ import typer
 from typer.models import OptionInfo
 
 from trappm.cli import shell
-from trappm.profiler.records import PRECISION_NAMES
+from trappm.profiler.records import OPTIMIZER_NAMES, PRECISION_NAMES
 
 _T = TypeVar("_T")
 
@@ -138,7 +138,7 @@ class SettingOptions:
         str | None, typer.Option(help="contiguous or channels-last (default: most labels').")
     ] = None
     optimizer: Annotated[
-        str | None, typer.Option(help="sgd, momentum, adam or adamw (default: most labels').")
+        str | None, typer.Option(help=f"{OPTIMIZER_NAMES} (default: most labels').")
     ] = None
 
 

@@ -74,6 +74,10 @@ KERNELS_REMARK = (
     "No model like this one was measured: memory is simulated, and step time is computed from the "
     "kernels."
 )
+EIGHT_BITS_REMARK = (
+    f"No step of {Optimizer.ADAMW_8BIT} was measured: memory has the states of bitsandbytes 0.50, "
+    "and step time the bytes that its kernels read and write."
+)
 SIMULATED_REMARK = "No model like this one was measured: memory is simulated."
 NOT_COMPILED = "it is not predicted for compiled steps"
 COMPILED_MEMORY_REMARK = "Memory is that of the eager step; a compiled one takes up to 22 % less."
@@ -760,6 +764,9 @@ class _Inquiry:
             remarks.append(
                 f"{words[wanted]} is treated as {words[answered]} (same state, same traffic)."
             )
+        unmeasured = wanted not in {row.optimizer for row in labelled}
+        if wanted is Optimizer.ADAMW_8BIT and unmeasured and self._phase is Phase.TRAIN:
+            remarks.append(EIGHT_BITS_REMARK)
         if self._trace.source is TraceSource.RUN:
             remarks.append(VALUES_REMARK)
         if self._trace.allocations is None and self._phase is Phase.TRAIN:

@@ -243,7 +243,9 @@ class Prediction(MemoryAnswer):
             trace.origins,
             self.batch_size,
             memory,
-            loop.state_bytes(allocations.parameter_bytes.tolist(), places),
+            loop.state_bytes(
+                allocations.parameter_bytes.tolist(), places, allocations.element_bytes
+            ),
             fixed_mib=fixed,
             kept_gradients=loop.kept_gradients(places),
         )

@@ -183,7 +183,8 @@ def loop_of(
     The loop has the kind of most parameters of an object, and no groups (see `loop_of_module`).
 
     Args:
-        optimizer: A name in any case, a class or an object of `torch.optim`, or the loop itself.
+        optimizer: A name in any case, a class or an object of `torch.optim` or of `AdamW8bit` of
+            bitsandbytes, or the loop itself.
 
     Raises:
         InputError: The optimizer is unknown.
@@ -262,24 +263,31 @@ def _groups(optimizer: object) -> Sequence[Mapping[str, Any]]:
 
 
 def _kind_of(kind: type) -> Optimizer:
-    """Return the optimizer of a class of `torch.optim`; another class may keep anything."""
+    """Return the optimizer of a known class; another class may keep anything."""
     import torch
 
+    name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
+    if name == _ADAMW_8BIT:
+        return Optimizer.ADAMW_8BIT
     known: dict[type, Optimizer] = {
         torch.optim.SGD: Optimizer.SGD,
         torch.optim.Adam: Optimizer.ADAM,
         torch.optim.AdamW: Optimizer.ADAMW,
     }
     if kind not in known:
-        raise _unknown(f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins."))
+        raise _unknown(name)
     return known[kind]
+
+
+_ADAMW_8BIT = "bitsandbytes.optim.adamw.AdamW8bit"
 
 
 def _unknown(given: str) -> InputError:
     return InputError(
-        f"optimizer is {given}; known are {', '.join(Optimizer)}, and SGD, Adam and AdamW of "
-        "torch.optim; for another one, name the one that keeps as much per parameter: sgd "
-        "(nothing), momentum (one tensor) or adam (two)"
+        f"optimizer is {given}; known are {', '.join(Optimizer)}, SGD, Adam and AdamW of "
+        "torch.optim, and AdamW8bit of bitsandbytes; for another one, name the one that keeps as "
+        "much per parameter: sgd (nothing), momentum (one tensor), adam (two) or adamw-8bit (two "
+        "in 8 bits)"
     )
 
 

@@ -21,7 +21,7 @@ from trappm.prediction.question import (
 from trappm.profiler.errors import InputError, SnapshotError, fault_text, nearest
 from trappm.profiler.models.known_names import looks_like_path
 from trappm.profiler.models.own_modules import is_own_module
-from trappm.profiler.records import MAX_SIZE, PRECISION_NAMES
+from trappm.profiler.records import MAX_SIZE, OPTIMIZER_NAMES, PRECISION_NAMES
 
 MAX_NAME = 256
 MAX_LIST = 64
@@ -41,7 +41,7 @@ class StepRequest(BaseModel):
     input_size: Size | None = Field(None, description="Pixels, or tokens for hf: models.")
     precision: Name | None = Field(None, description=PRECISION_NAMES)
     memory_format: Name | None = Field(None, description="contiguous or channels-last")
-    optimizer: Name | None = Field(None, description="sgd, momentum, adam or adamw")
+    optimizer: Name | None = Field(None, description=OPTIMIZER_NAMES)
     snapshot: Name | None = Field(None, description="An id or alias of the server's registry.")
 
     def for_question(self) -> dict[str, Any]:

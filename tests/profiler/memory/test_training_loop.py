@@ -13,6 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from trappm.prediction.question import loop_of
 from trappm.profiler.errors import InputError
 from trappm.profiler.memory.simulation import (
     MIB,
@@ -97,10 +98,11 @@ def name_of(loop):
     )
 
 
+TORCH_OPTIMIZERS = [kind for kind in Optimizer if kind is not Optimizer.ADAMW_8BIT]
 SWITCHES = ("optimizer", "implementation", "weight_decay")
 LOOPS = [
     TrainingLoop(**dict(zip(SWITCHES, values, strict=True)))
-    for values in product(Optimizer, Implementation, BOTH)
+    for values in product(TORCH_OPTIMIZERS, Implementation, BOTH)
 ]
 
 
@@ -112,14 +114,54 @@ def test_optimizer_steps_allocate_as_in_pytorch(loop):
         parameter.grad = torch.ones_like(parameter)
     everything = [*parameters, nn.Parameter(torch.ones(50))]  # the last gets no gradient
     optimizer = make_optimizer(everything, loop)
-    memory = Allocator()
-    sizes = [units(p.untyped_storage().nbytes()) for p in parameters]
+    check_steps(optimizer, loop, parameters)
+
+
+def check_steps(optimizer, loop, parameters, element_bytes=4, earlier=0):
+    """Peak and what is left of the first step and of the second, against the real optimizer.
+
+    Units of `earlier` are those of tensors that exist before the real steps.
+    """
+    memory, sizes = Allocator(), [p.untyped_storage().nbytes() for p in parameters]
+    places = range(len(sizes))
     with Ledger() as ledger:
         for first in (True, False):
             ledger.peak, memory.peak_live = ledger.alive, memory.live
             optimizer.step()
-            loop.update(memory, sizes, range(len(sizes)), first=first)
-            assert (memory.live, memory.peak_live) == (ledger.alive, ledger.peak)
+            loop.update(memory, sizes, places, first=first, element_bytes=element_bytes)
+            assert (memory.live, memory.peak_live) == (
+                ledger.alive + earlier,
+                ledger.peak + earlier,
+            )
+
+
+LIMIT = ((4095,), (4096,), (4097,), (129, 301), (7,))
+"""Sizes around the least that bitsandbytes keeps in 8 bits."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_8_bit_states_are_those_of_bitsandbytes(dtype):
+    """Bytes that bitsandbytes 0.50.2 kept of each parameter, and of its two maps."""
+    sizes = [torch.empty(shape, dtype=dtype).nbytes for shape in LIMIT]
+    kept = [
+        2 * 4 * 4095, 2 * (4096 + 4 * 16), 2 * (4097 + 4 * 17), 2 * (38_829 + 4 * 152), 2 * 4 * 7
+    ]  # fmt: skip
+    loop = TrainingLoop(optimizer=Optimizer.ADAMW_8BIT)
+    for size, expected in zip(sizes, kept, strict=True):
+        assert loop.state_bytes([size], [0], dtype.itemsize) == 2 * 1024 + expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_8_bit_steps_allocate_as_in_bitsandbytes(dtype):
+    """On the CPU, where the two maps of 1 KiB are made with the optimizer."""
+    optimizers = pytest.importorskip("bitsandbytes.optim", reason="bitsandbytes is not installed")
+    parameters = [nn.Parameter(torch.ones(shape, dtype=dtype)) for shape in LIMIT]
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    optimizer = optimizers.AdamW8bit(parameters)
+    loop = loop_of(optimizer)
+    assert loop == loop_of("adamw-8bit") == loop_of(optimizers.AdamW8bit)
+    check_steps(optimizer, loop, parameters, dtype.itemsize, earlier=4)
 
 
 def residual():
@@ -175,7 +217,7 @@ def residual_trace():
 
 @pytest.mark.parametrize(("accumulation_steps", "set_to_none"), [(1, True), (2, False)])
 @pytest.mark.parametrize(
-    ("optimizer", "implementation"), list(product(Optimizer, Implementation)), ids=str
+    ("optimizer", "implementation"), list(product(TORCH_OPTIMIZERS, Implementation)), ids=str
 )
 def test_simulated_peaks_agree_with_pytorch(
     optimizer, implementation, accumulation_steps, set_to_none
@@ -228,12 +270,7 @@ def test_groups_of_an_optimizer_allocate_as_in_pytorch():
         {"optimizer": Optimizer.MOMENTUM, "implementation": Implementation.FUSED, "places": (5, 9)},
     )  # fmt: skip
     loop = TrainingLoop(groups=tuple(ParameterGroup(**kind) for kind in kinds))
-    memory, sizes = Allocator(), [units(p.untyped_storage().nbytes()) for p in parameters]
-    with Ledger() as ledger:
-        for first in (True, False):
-            ledger.peak, memory.peak_live = ledger.alive, memory.live
-            optimizer.step()
-            loop.update(memory, sizes, range(len(sizes)), first=first)
-            assert (memory.live, memory.peak_live) == (ledger.alive, ledger.peak)
-    assert loop.kept_gradients(range(len(sizes))) == [2, 6]
-    assert loop.state_bytes([1] * len(sizes), range(len(sizes))) == 3
+    check_steps(optimizer, loop, parameters)
+    places = range(len(SHAPES))
+    assert loop.kept_gradients(places) == [2, 6]
+    assert loop.state_bytes([1] * len(places), places) == 3

@@ -81,7 +81,7 @@ def loop_changes(step: Prediction) -> list[Change]:
                 settings={"optimizer": replace(loop, expandable_segments=True)},
             )
         )
-    if loop.groups:
+    if loop.groups or loop.optimizer is Optimizer.ADAMW_8BIT:
         return changes
     if loop.implementation is not Implementation.FUSED:
         changes.append(
@@ -92,6 +92,17 @@ def loop_changes(step: Prediction) -> list[Change]:
             )
         )
     if loop.optimizer.is_adam:
+        changes.append(
+            Change(
+                name=Optimizer.ADAMW_8BIT.value,
+                python=(
+                    "from bitsandbytes.optim import AdamW8bit  # pip install bitsandbytes",
+                    "optimizer = AdamW8bit(model.parameters(), lr=lr)",
+                ),
+                settings={"optimizer": _with_8_bits(loop)},
+                is_same_training=False,
+            )
+        )
         changes.append(
             Change(
                 name=f"momentum for {loop.optimizer}",
@@ -109,6 +120,11 @@ def _optimizer(kind: Optimizer, more: str = "") -> tuple[str, ...]:
 
 def _with_momentum(loop: TrainingLoop) -> TrainingLoop:
     return replace(loop, optimizer=Optimizer.MOMENTUM, weight_decay=False)
+
+
+def _with_8_bits(loop: TrainingLoop) -> TrainingLoop:
+    usual = Implementation.FOREACH  # others are of torch.optim only
+    return replace(loop, optimizer=Optimizer.ADAMW_8BIT, implementation=usual, weight_decay=True)
 
 
 def precision_changes(step: Prediction, able: Sequence[Precision]) -> list[Change]:

@@ -78,8 +78,18 @@ class TrainingContext:
     @property
     def gradients_mib(self) -> float:
         """Return the memory of all gradients, and so of the buckets that DDP sums them in."""
-        trained = (p for p in self.model.parameters() if p.requires_grad)
-        return sum(p.numel() * p.element_size() for p in trained) / MIB
+        return sum(parameter.nbytes for parameter in self._trained) / MIB
+
+    @property
+    def states_mib(self) -> float:
+        """Return the memory of the optimizer's states, of all parameters alike."""
+        kind = self.loop.optimizer
+        states = (kind.state_bytes(p.nbytes, p.element_size()) for p in self._trained)
+        return sum(map(sum, states)) / MIB
+
+    @property
+    def _trained(self) -> list[Tensor]:
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     @property
     def device_name(self) -> str:
@@ -236,8 +246,8 @@ class TrainingMemory:
             raise InputError(f"the memory is not predicted: {answer.missing['memory_mib']}")
         kept_mib = context.gradients_mib if context.processes > 1 else 0.0
         if phase is Phase.INFER:
-            states = context.loop.optimizer.states_per_parameter
-            kept_mib += context.gradients_mib * (states + (not context.frees_gradients))
+            kept_mib += context.states_mib
+            kept_mib += 0.0 if context.frees_gradients else context.gradients_mib
             in_phases = (process_memory_mib(step.device, each) for each in Phase)
             kept_mib += max(in_phases) - process_memory_mib(step.device, phase)
         return MemoryInterval(*(kept_mib + value for value in answer.memory))

@@ -160,7 +160,11 @@ def traced_needs(
     passing = parameters if loop.optimizer.is_adam else 0.0
     return MemoryNeeds(
         parameters=parameters + float(trace.buffer_bytes.sum()),
-        states=parameters * loop.optimizer.states_per_parameter,
+        states=float(
+            loop.state_bytes(
+                trace.parameter_bytes.tolist(), trace.parameter_places.tolist(), trace.element_bytes
+            )
+        ),
         gradients=np.append(gradients, parameters + passing),
         activations=np.append(np.cumsum(np.where(of_gradients, 0.0, change)), 0.0),
         all_gradients=parameters,

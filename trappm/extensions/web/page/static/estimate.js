@@ -12,7 +12,7 @@ const PARTS = [
   "parameters", "gradients", "optimizer state", "optimizer step", "inputs", "activations", "logits", "backward pass",
   "workspaces", "fragments", "CUDA context",
 ];
-const OPTIMIZERS = ["sgd", "momentum", "adam", "adamw"];
+const OPTIMIZERS = ["sgd", "momentum", "adam", "adamw", "adamw-8bit"];
 const GIB = 1024;
 
 /** Return a card that loads a memory breakdown; `question` is the body of `POST /v1/predict`. */
