@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from trappm.profiler.errors import UnsupportedModelError
+from trappm.profiler.errors import MissingLibraryError, UnsupportedModelError
 from trappm.profiler.host import procfs
 from trappm.profiler.host.environment import SEED, host_facts
 from trappm.profiler.host.procfs import lost_ms
@@ -80,8 +80,9 @@ def run_protocol(
 
     Raises:
         InputError: timm has no such architecture, or not for this input size.
-        UnsupportedModelError: The model cannot be built or is not a classifier, the device does not
-            have this precision, or the optimizer's library is not installed.
+        UnsupportedModelError: The model cannot be built or is not a classifier, or the device does
+            not have this precision.
+        MissingLibraryError: The optimizer's library is not installed.
         RuntimeError: Any error of torch, including missing memory.
     """
     enter("create")
@@ -392,11 +393,11 @@ def _optimizer(model: nn.Module, kind: Optimizer) -> torch.optim.Optimizer:
 
 
 def _class_of_8_bits() -> Callable[..., torch.optim.Optimizer]:
-    """Return the class of `adamw-8bit`; raises UnsupportedModelError without its library."""
+    """Return the class of `adamw-8bit`; raises MissingLibraryError without its library."""
     try:
         from bitsandbytes.optim import AdamW8bit
     except ImportError as error:
-        raise UnsupportedModelError(
+        raise MissingLibraryError(
             f"{Optimizer.ADAMW_8BIT} is measured with bitsandbytes, which is not installed; "
             "install it with: pip install bitsandbytes"
         ) from error

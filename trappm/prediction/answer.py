@@ -101,7 +101,7 @@ _LARGEST_BATCHES: WeakKeyDictionary[Subject, dict[tuple[object, ...], int]] = We
 def answer_questions(questions: Sequence[tuple[Selection, Subject, str]]) -> list[Prediction]:
     """Predict steps; those of the same heads are predicted together, which is faster.
 
-    A device that cannot run the precision gets a prediction without values, and of a module that
+    A device that cannot run the settings gets a prediction without values, and of a module that
     the heads do not cover only the memory is predicted. `missing` has the reasons.
 
     Args:

@@ -103,15 +103,22 @@ class Selection:
         return list(keys)
 
     def gap(self, device: str) -> str | None:
-        """Return why a device cannot run the question's precision; None if it can."""
-        precision = self.question.given.get("precision")
+        """Return why the question's settings are not predicted on a device; None if they are."""
+        given, phase = self.question.given, self.question.phase
+        is_8_bit = given.get("optimizer") is Optimizer.ADAMW_8BIT and phase is Phase.TRAIN
+        if is_8_bit and is_cpu_device(device):
+            return (
+                f"{Optimizer.ADAMW_8BIT} is predicted on GPUs only, as bitsandbytes needs more time "
+                "and memory on a CPU; measure it there with: trappm measure"
+            )
+        precision = given.get("precision")
         card = card_behind(self._manifests, device)
         return precision and precision_gap(card, precision, self.question.execution)
 
     def unable_devices(self) -> dict[str, str]:
         """Return the GPUs with heads that are not among `all`, with the reason.
 
-        They cannot run the precision, or have heads for the other phase only.
+        They cannot run the settings, or have heads for the other phase only.
         """
         measured = gpus_of(self._manifests, self.question.phase)
         gaps = {key: gap for key in measured if (gap := self.gap(key)) is not None}
