@@ -97,6 +97,31 @@ def test_a_plan_has_no_more_blocks_than_needed(advice):
     assert not traced_again(checkpointed(model, step.blocks[:-1]), step, advice).fits
 
 
+def test_8_bit_moments_are_advised_where_states_are_too_large():
+    """Of a layer whose moments are most of the memory; only labels in 32 bits exist."""
+    layer = nn.Linear(20_000, 20_000)
+    advice = trappm.advise(
+        layer, example_input=torch.zeros(16, 20_000), device="t4", precision="fp32",
+        optimizer="adamw",
+    )  # fmt: skip
+    (step,) = [step for step in advice.changes if step.change == "adamw-8bit"]
+    assert not step.is_same_training
+    assert step.python[-1] == "optimizer = AdamW8bit(model.parameters(), lr=lr)"
+    alone = trappm.predict(
+        layer, example_input=torch.zeros(16, 20_000), device="t4", precision="fp32",
+        optimizer="adamw-8bit",
+    )  # fmt: skip
+    assert (step.memory_mib, step.step_time_ms) == pytest.approx(
+        (alone.memory_mib, alone.step_time_ms)
+    )
+    # Six bytes of states per parameter less, and no roots of the second moments.
+    saved_mib = advice.before.memory_mib - step.memory_mib
+    assert saved_mib == pytest.approx((6 + 4) * 20_000**2 / 2**20, rel=0.02)
+    assert any("adamw-8bit was measured" in remark for remark in alone.remarks)
+    with pytest.raises(InputError, match="on GPUs only"):
+        trappm.predict("test_vit", device="cpu-2t", optimizer="adamw-8bit")
+
+
 def test_batch_norms_see_other_batches_in_several_passes(advice):
     assert not advice.has_batch_norm
     assert any(step.accumulation > 1 and step.is_same_training for step in advice.changes)

@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -194,6 +196,56 @@ def test_trainer_takes_the_largest_batches_that_fit(folder, capsys):
     assert sentences(capsys)[-1].startswith("TraPPM: per_device_train_batch_size is 2, of ")
     trainer.train()
     assert trainer.state.train_batch_size == 2
+
+
+TRAINER = """
+import json, sys
+from trappm.profiler.models import zoo
+import torch, transformers
+from trappm.extensions.integrations.transformers_callback import set_largest_batch
+config = transformers.GPT2Config(
+    n_embd=64, n_layer=1, n_head=1, vocab_size=512, n_positions=256
+)
+texts = [{"input_ids": ids, "labels": ids} for ids in torch.randint(512, (8, 32))]
+arguments = transformers.TrainingArguments(
+    output_dir="out", report_to=[], use_cpu=True, ddp_backend="gloo", eval_strategy="epoch",
+    per_device_eval_batch_size=10**6, disable_tqdm=True, save_strategy="no", num_train_epochs=1,
+    accelerator_config={"dispatch_batches": json.loads(sys.argv[1])},
+)
+trainer = transformers.Trainer(
+    model=transformers.GPT2LMHeadModel(config), args=arguments, train_dataset=texts,
+    eval_dataset=texts,
+)
+random = torch.get_rng_state()
+set_largest_batch(trainer, device="v100", most=2)
+evaluated, arguments.per_device_eval_batch_size = arguments.per_device_eval_batch_size, 4
+assert torch.equal(random, torch.get_rng_state())
+trainer.train()
+losses = [row["eval_loss"] for row in trainer.state.log_history if "eval_loss" in row]
+row = [arguments.per_device_train_batch_size, evaluated, trainer.state.global_step, losses]
+open(f"rank{arguments.process_index}.json", "w").write(json.dumps(row))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.extension("transformers")
+@pytest.mark.parametrize("dispatches", ["false", "true"])
+def test_both_processes_of_ddp_train_at_the_sizes_of_the_first(folder, dispatches):
+    """Two processes over gloo; in the second case the first process reads all batches."""
+    pytest.importorskip("transformers", reason="the extra transformers is not installed")
+    pytest.importorskip("accelerate", reason="the extra integrations is not installed")
+    (folder / "train.py").write_text(TRAINER)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    ended = subprocess.run(
+        [*launch, "train.py", dispatches], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("TraPPM: per_device_train_batch_size is 2, of ") == 1
+    first, second = (json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2))
+    train, evaluated, steps, losses = first
+    assert (train, steps, len(losses)) == (2, 2, 1)
+    assert 8 < evaluated < 10**6
+    assert second == first
 
 
 def test_ddp_and_evaluation_need_memory_of_their_own(folder):

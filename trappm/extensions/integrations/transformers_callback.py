@@ -105,12 +105,15 @@ def set_largest_batch(
     name, args = None if model_name is None else checked_name(model_name), trainer.args
     phases = [Phase.TRAIN] if args.eval_strategy == "no" else [Phase.TRAIN, Phase.INFER]
     sizes: list[int | str] = [""] * len(phases)  # or the reason why one is unknown
-    if trainer.is_world_process_zero():
-        for place, phase in enumerate(phases):
+    try:  # in all processes, which communicate where accelerate reads batches for all or seeds
+        context = _context_before(trainer, name)
+    except Exception as error:  # an unknown model may raise anything
+        sizes = [one_line(error)] * len(phases)
+    else:
+        for place, phase in enumerate(phases if trainer.is_world_process_zero() else ()):
             try:
-                memory = TrainingMemory(_context_before(trainer, name), device)
-                sizes[place] = memory.largest_batch(reserve, [phase])
-            except Exception as error:  # an unknown model may raise anything
+                sizes[place] = TrainingMemory(context, device).largest_batch(reserve, [phase])
+            except Exception as error:
                 sizes[place] = one_line(error)
     if args.world_size > 1:
         broadcast_object_list(sizes)
