@@ -99,24 +99,25 @@ def test_a_plan_has_no_more_blocks_than_needed(advice):
 
 def test_8_bit_moments_are_advised_where_states_are_too_large():
     """Of a layer whose moments are most of the memory; only labels in 32 bits exist."""
-    layer = nn.Linear(20_000, 20_000)
+    with torch.device("meta"):
+        layer = nn.Linear(28_000, 28_000)
     advice = trappm.advise(
-        layer, example_input=torch.zeros(16, 20_000), device="t4", precision="fp32",
+        layer, example_input=torch.zeros(16, 28_000), device="t4", precision="fp32",
         optimizer="adamw",
     )  # fmt: skip
     (step,) = [step for step in advice.changes if step.change == "adamw-8bit"]
     assert not step.is_same_training
     assert step.python[-1] == "optimizer = AdamW8bit(model.parameters(), lr=lr)"
     alone = trappm.predict(
-        layer, example_input=torch.zeros(16, 20_000), device="t4", precision="fp32",
+        layer, example_input=torch.zeros(16, 28_000), device="t4", precision="fp32",
         optimizer="adamw-8bit",
     )  # fmt: skip
     assert (step.memory_mib, step.step_time_ms) == pytest.approx(
         (alone.memory_mib, alone.step_time_ms)
     )
-    # Six bytes of states per parameter less, and no roots of the second moments.
+    # Six bytes of states per parameter less; the peak is that of the backward pass in both.
     saved_mib = advice.before.memory_mib - step.memory_mib
-    assert saved_mib == pytest.approx((6 + 4) * 20_000**2 / 2**20, rel=0.02)
+    assert saved_mib == pytest.approx(6 * 28_000**2 / 2**20, rel=0.02)
     assert any("adamw-8bit was measured" in remark for remark in alone.remarks)
     with pytest.raises(InputError, match="on GPUs only"):
         trappm.predict("test_vit", device="cpu-2t", optimizer="adamw-8bit")

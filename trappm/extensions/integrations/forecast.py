@@ -82,7 +82,7 @@ class TrainingContext:
 
     @property
     def states_mib(self) -> float:
-        """Return the memory of the optimizer's states, of all parameters alike."""
+        """Return the memory of the optimizer's states."""
         kind = self.loop.optimizer
         states = (kind.state_bytes(p.nbytes, p.element_size()) for p in self._trained)
         return sum(map(sum, states)) / MIB
