@@ -115,9 +115,9 @@ def test_8_bit_moments_are_advised_where_states_are_too_large():
     assert (step.memory_mib, step.step_time_ms) == pytest.approx(
         (alone.memory_mib, alone.step_time_ms)
     )
-    # Six bytes of states per parameter less; the peak is that of the backward pass in both.
+    # At least the states: six bytes per parameter less.
     saved_mib = advice.before.memory_mib - step.memory_mib
-    assert saved_mib == pytest.approx(6 * 28_000**2 / 2**20, rel=0.02)
+    assert saved_mib > 5.9 * 28_000**2 / 2**20
     assert any("adamw-8bit was measured" in remark for remark in alone.remarks)
     with pytest.raises(InputError, match="on GPUs only"):
         trappm.predict("test_vit", device="cpu-2t", optimizer="adamw-8bit")
