@@ -170,7 +170,7 @@ def report(
     with store_or_none_yet(Home.find()) as store:
         name = store.campaigns.get(campaign_id).id
         if compare is not None:
-            _compare(store, name, compare, seeds=seeds, png=png, as_json=as_json)
+            _compare(Home.find(), store, name, compare, seeds=seeds, png=png, as_json=as_json)
             return
         from trappm.reports.campaign_facts import campaign_facts
         from trappm.reports.campaign_report import print_report
@@ -349,12 +349,14 @@ def _run_and_report(
         print_report(facts)
         from trappm.learner.paper.presets import LAPTOP, preset_named
 
-        if facts.trained and not preset_named(spec.learner).head.physical_prior:
+        has_heads = any(report.devices for _, report in facts.trained)
+        if has_heads and not preset_named(spec.learner).head.physical_prior:
             png = home.campaigns / campaign_id / "errors_by_labels.png"
-            _compare(store, campaign_id, LAPTOP.name, png=png)
+            _compare(home, store, campaign_id, LAPTOP.name, png=png)
 
 
 def _compare(
+    home: Home,
     store: Store,
     campaign_id: str,
     learner: str,
@@ -366,14 +368,11 @@ def _compare(
     """Show the errors of a campaign's learner and of another one by number of labels."""
     from trappm.profiler.errors import MissingLibraryError
     from trappm.reports.learner_comparison import compare_learners, draw_png, print_comparison
-    from trappm.store import Home
     from trappm.terminal.plots import require_matplotlib
     from trappm.terminal.progress_bars import ProgressLine
 
     with ProgressLine() as progress:
-        made = compare_learners(
-            store, Home.find(), campaign_id, learner, seeds=seeds, watch=progress.show
-        )
+        made = compare_learners(store, home, campaign_id, learner, seeds=seeds, watch=progress.show)
     if as_json:
         print_json(asdict(made))
     else:

@@ -331,7 +331,7 @@ def draw_png(made: LearnerComparison, path: Path) -> None:
                     axis.errorbar(
                         labels,
                         [fmean(one) for one in values],
-                        [stdev(one) if len(one) > 1 else 0.0 for one in values],
+                        None if len(made.seeds) == 1 else [stdev(one) for one in values],
                         fmt=style, color=f"C{number}", capsize=3,
                         label=name if kind == "errors" else f"{name}, from scratch",
                     )  # fmt: skip
