@@ -126,7 +126,7 @@ def compare_learners(
         campaign=campaign.id,
         source=spec.devices.source,
         learners=[*reports],
-        seeds=range(campaign.seed, campaign.seed + seeds),
+        seeds=[campaign.seed + at for at in range(seeds)],
         points=[
             point
             for at, one in enumerate(rounds)

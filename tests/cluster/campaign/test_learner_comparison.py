@@ -84,6 +84,7 @@ def test_a_learner_is_compared_on_the_labels_that_each_round_had(campaign_id, as
     """A twin of the campaign's learner has the errors that the campaign reported."""
     made = as_json("campaign report --compare twin")
     assert made["learners"] == ["paper-small", "twin"]
+    assert made["seeds"] == [7]
     assert not made["remarks"]
     source = [p for p in made["points"] if (p["device"], p["metric"]) == ("cpu-2t", "memory_mib")]
     assert [p["round"] for p in source] == [1, 2]
