@@ -275,11 +275,8 @@ def _print_transfer(made: LearnerComparison) -> None:
 
 def _about_seeds(made: LearnerComparison) -> str:
     if len(made.seeds) == 1:
-        other = made.learners[-1]
-        return (
-            "One training each; for means of five: "
-            f"trappm campaign report --compare {other} --seeds 5"
-        )
+        command = f"trappm campaign report --compare {made.learners[-1]} --seeds 5"
+        return f"Means of five trainings: {command}"
     return f"Means and deviations of {len(made.seeds)} trainings on the same labels."
 
 
