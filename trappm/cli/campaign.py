@@ -134,16 +134,44 @@ def report(
         int,
         typer.Option(min=1, max=1000, help="Number of --choices."),
     ] = 10,
+    compare: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LEARNER",
+            help="Train this learner on the same labels, such as laptop, and show the errors of "
+            "both by number of labels.",
+        ),
+    ] = None,
+    seeds: Annotated[
+        int,
+        typer.Option(
+            min=1, max=20, help="Trainings of --compare with other seeds on the same labels."
+        ),
+    ] = 1,
+    png: Annotated[
+        Path | None, typer.Option(help="Draw the errors of --compare into this file.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what a campaign found: labels, errors, transfer, predicted against measured, canary."""
     if not choices and device is not None:
         raise InputError("--device needs --choices")
+    if choices and compare is not None:
+        raise InputError("--choices and --compare exclude each other; drop one")
+    if compare is None and (png is not None or seeds != 1):
+        raise InputError("--png and --seeds need --compare")
+    if png is not None:
+        from trappm.terminal.plots import require_matplotlib
+
+        require_matplotlib("--png")
     from trappm.label_store import store_or_none_yet
     from trappm.store import Home
 
     with store_or_none_yet(Home.find()) as store:
         name = store.campaigns.get(campaign_id).id
+        if compare is not None:
+            _compare(Home.find(), store, name, compare, seeds=seeds, png=png, as_json=as_json)
+            return
         from trappm.reports.campaign_facts import campaign_facts
         from trappm.reports.campaign_report import print_report
         from trappm.reports.choices import choices_of, print_choices
@@ -317,4 +345,45 @@ def _run_and_report(
         typer.echo(f"\nStopped; continue with: trappm campaign resume {campaign_id}")
         raise typer.Exit(130)
     with store_to_read(home) as store:
-        print_report(campaign_facts(store, campaign_id))
+        facts = campaign_facts(store, campaign_id)
+        print_report(facts)
+        from trappm.learner.paper.presets import LAPTOP, preset_named
+
+        has_heads = any(report.devices for _, report in facts.trained)
+        if has_heads and not preset_named(spec.learner).head.physical_prior:
+            png = home.campaigns / campaign_id / "errors_by_labels.png"
+            _compare(home, store, campaign_id, LAPTOP.name, png=png)
+
+
+def _compare(
+    home: Home,
+    store: Store,
+    campaign_id: str,
+    learner: str,
+    *,
+    seeds: int = 1,
+    png: Path | None = None,
+    as_json: bool = False,
+) -> None:
+    """Show the errors of a campaign's learner and of another one by number of labels."""
+    from trappm.profiler.errors import MissingLibraryError
+    from trappm.reports.learner_comparison import compare_learners, draw_png, print_comparison
+    from trappm.terminal.plots import require_matplotlib
+    from trappm.terminal.progress_bars import ProgressLine
+
+    with ProgressLine() as progress:
+        made = compare_learners(store, home, campaign_id, learner, seeds=seeds, watch=progress.show)
+    if as_json:
+        print_json(asdict(made))
+    else:
+        print_comparison(made)
+    if png is None:
+        return
+    try:
+        require_matplotlib("The plot as a file")
+    except MissingLibraryError as error:  # of a campaign that has ended well
+        typer.echo(str(error), err=True)
+        return
+    png.parent.mkdir(parents=True, exist_ok=True)
+    draw_png(made, png)
+    typer.echo(f"Plot: {png}", err=as_json)

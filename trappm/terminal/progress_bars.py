@@ -142,6 +142,26 @@ class RunDisplay(LiveBar):
         logging.getLogger("trappm.prediction").info(what)
 
 
+class ProgressLine(LiveBar):
+    """A bar on standard error."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            to=Console(stderr=True),
+        )
+        self._task = self._bar.add_task("reading", total=None)
+
+    def show(self, done: int, total: int, what: str) -> None:
+        """Show the number of finished items, the number of all items, and what is done."""
+        self._safely(
+            lambda: self._bar.update(self._task, completed=done, total=total, description=what)
+        )
+
+
 class BuildDisplay(LiveBar):
     """Progress of traced steps on a console (default: standard output)."""
 

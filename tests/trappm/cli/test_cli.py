@@ -54,6 +54,7 @@ def _small_campaign(tmp_path, **changes):
         (["campaign", "launch", "--preset", "desktop"], "laptop"),
         (["campaign", "status", "--follow", "--json"], "--follow and --json"),
         (["campaign", "report", "--device", "a100"], "--choices"),
+        (["campaign", "report", "--seeds", "5"], "need --compare"),
         (["campaign", "resume", "--outcome", "timeout"], "--retry-failed"),
         (["predict", "resnet18", "--batch-size", "16,x"], "must be a number, or up to 64 numbers"),
         (["predict", "resnet18", "--batch-size", "1,2", "--breakdown"], "needs one batch size"),

@@ -51,7 +51,8 @@ def calibrate(
     Example: trappm calibrate --device rtx-3090 --steps steps.csv
     """
     from trappm.extensions.calibration.calibrating import calibrate as calibrate_device
-    from trappm.extensions.calibration.report import ProgressLine, print_calibration
+    from trappm.extensions.calibration.report import print_calibration
+    from trappm.terminal.progress_bars import ProgressLine
 
     with ProgressLine() as progress:
         made = calibrate_device(

@@ -2,33 +2,9 @@
 
 from __future__ import annotations
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-
 from trappm.extensions.calibration.calibrating import CalibrationReport, MetricGain
 from trappm.prediction.prediction import METRIC_NAMES
-from trappm.terminal.progress_bars import LiveBar
 from trappm.terminal.tables import print_line, print_table
-
-
-class ProgressLine(LiveBar):
-    """A bar on standard error."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            to=Console(stderr=True),
-        )
-        self._task = self._bar.add_task("reading", total=None)
-
-    def show(self, done: int, total: int, what: str) -> None:
-        """Show the number of finished items, the number of all items, and what is done."""
-        self._safely(
-            lambda: self._bar.update(self._task, completed=done, total=total, description=what)
-        )
 
 
 def print_calibration(made: CalibrationReport) -> None:

@@ -1,0 +1,342 @@
+"""Errors of a campaign's learner and of another one by the number of labels.
+
+Both learn from exactly the labels of each round and are judged by the same evaluation set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, Any
+
+from trappm.cluster.campaign.training import TrainingReport, training_labels
+from trappm.profiler.errors import InputError
+from trappm.profiler.records import METRICS, Watch
+from trappm.terminal.plots import curves, new_figure, save_png
+from trappm.terminal.tables import console, print_line, print_table
+
+if TYPE_CHECKING:
+    from trappm.cluster.campaign.learner import CampaignLearner
+    from trappm.cluster.spec import CampaignSpec
+    from trappm.learner.interface import TrainingLabel
+    from trappm.store import CampaignRecord, Home, Store
+
+
+@dataclass(frozen=True, kw_only=True)
+class ErrorPoint:
+    """Errors of both learners with the labels of one round, for a metric on a device."""
+
+    round: int
+    device: str
+    metric: str
+    labels: int
+    """Number of training labels of the device."""
+    judged_on: int
+    """Number of labels of architectures held out."""
+    errors: Mapping[str, Sequence[float]]
+    """MAPE in percent by learner, one per seed."""
+    from_scratch: Mapping[str, Sequence[float]]
+    """The same without the source's heads to start from; empty for the source."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnerComparison:
+    """Errors of a campaign's learner and of another one, round by round."""
+
+    campaign: str
+    source: str
+    learners: Sequence[str]
+    """The campaign's learner and the other one."""
+    seeds: Sequence[int]
+    points: Sequence[ErrorPoint]
+    remarks: Sequence[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Round:
+    """A round of a campaign, with the report and all labels of its training."""
+
+    number: int
+    report: TrainingReport
+    labels: Sequence[TrainingLabel]
+
+
+def compare_learners(
+    store: Store,
+    home: Home,
+    campaign_id: str,
+    learner: str,
+    *,
+    seeds: int = 1,
+    watch: Watch = lambda done, total, what: None,
+) -> LearnerComparison:
+    """Train another learner on the labels of each round of a campaign.
+
+    The campaign's learner has the errors that the campaign reported. With several seeds it is
+    trained again, with its encoder, for all but the first one.
+
+    Args:
+        store: Label store with the campaign.
+        home: Data folder, in which trained encoders are kept.
+        campaign_id: Id of the campaign.
+        learner: Learner to train, such as `laptop`.
+        seeds: Number of seeds, the campaign's first. A seed decides all that is random in training,
+            not which labels there are.
+        watch: Called before each training.
+
+    Raises:
+        InputError: It is the campaign's own or an unknown learner, or nothing was trained yet.
+    """
+    from trappm.cluster.campaign.planner import Planner
+    from trappm.cluster.spec import CampaignSpec
+    from trappm.learner.paper.presets import preset_named
+
+    campaign = store.campaigns.get(campaign_id)
+    spec = CampaignSpec.of(campaign)
+    name = preset_named(learner).name
+    if name == spec.learner:
+        raise InputError(f"{name} is the learner of campaign {campaign.id} itself; name another")
+    rounds = _rounds(store, campaign)
+    if not rounds:
+        raise InputError(
+            f"campaign {campaign.id} has not trained on the labels of a round yet; see: "
+            f"trappm campaign status {campaign.id}"
+        )
+    pool = Planner(store, campaign.id, spec).learner_pool()
+    reports: dict[str, list[list[TrainingReport]]] = {
+        spec.learner: [[one.report for one in rounds]],
+        name: [],
+    }
+    plan = [(name, 0), *((one, at) for at in range(1, seeds) for one in (spec.learner, name))]
+    total = len(plan) * len(rounds)
+    for number, (one, at) in enumerate(plan):
+        what = f"training {one}" + (f", seed {at + 1} of {seeds}" if seeds > 1 else "")
+        watch(number * len(rounds), total, what)
+        heads = _new_learner(spec, home, campaign, one, campaign.seed + at)
+        heads.set_pool(*pool)
+        own = []
+        for done, played in enumerate(rounds):
+            watch(number * len(rounds) + done, total, what)
+            own.append(heads.fit(played.labels))
+        reports[one].append(own)
+    return LearnerComparison(
+        campaign=campaign.id,
+        source=spec.devices.source,
+        learners=[*reports],
+        seeds=[campaign.seed + at for at in range(seeds)],
+        points=[
+            point
+            for at, one in enumerate(rounds)
+            for point in _points(one, {k: [own[at] for own in v] for k, v in reports.items()})
+        ],
+        remarks=[
+            f"round {one.number}: {name} learned from {dict(other.labels)}, {spec.learner} from "
+            f"{dict(one.report.labels)} labels, as some came later"
+            for one, other in zip(rounds, reports[name][0], strict=True)
+            if dict(other.labels) != dict(one.report.labels)
+        ],
+    )
+
+
+def _rounds(store: Store, campaign: CampaignRecord) -> list[_Round]:
+    """Return the rounds with a report; their labels were planned and measured by then."""
+    planned = {
+        (a.device, a.configuration.id): a.round_number
+        for a in store.assignments.of_campaign(campaign.id)
+    }
+    made = {
+        (label.device, label.configuration.id): datetime.fromisoformat(label.created_at)
+        for label in store.labels.of_campaign(campaign.id)
+    }
+    labels = training_labels(store, campaign.id).labels
+    rounds = []
+    for one in store.rounds.all(campaign.id):
+        report = TrainingReport.of(one.report)
+        if report is None or not report.devices:
+            continue
+        until = None if report.spent is None else report.spent.at
+        had = [
+            label for label in labels
+            if planned[key := (label.device, label.configuration_id)] <= one.number
+            and (until is None or made[key] <= until)
+        ]  # fmt: skip
+        rounds.append(_Round(number=one.number, report=report, labels=had))
+    return rounds
+
+
+def _new_learner(
+    spec: CampaignSpec, home: Home, campaign: CampaignRecord, name: str, seed: int
+) -> CampaignLearner:
+    from trappm.cluster.campaign.learner import CampaignLearner
+
+    return CampaignLearner(
+        preset=name,
+        strategy=spec.learner_strategy,
+        source=spec.devices.source,
+        seed=seed,
+        cache=home.campaigns / campaign.id,
+    )
+
+
+def _points(one: _Round, reports: Mapping[str, Sequence[TrainingReport]]) -> list[ErrorPoint]:
+    """Return the points of a round, given a report per seed of each learner."""
+    points = []
+    for device, by_metric in one.report.devices.items():
+        for metric in METRICS:
+            errors = {
+                name: [m for r in own if (m := _mape(r, device, metric)) is not None]
+                for name, own in reports.items()
+            }
+            if not all(errors.values()):
+                continue
+            scratch = {
+                name: [
+                    r.transfer[device][metric].from_scratch
+                    for r in own
+                    if metric in r.transfer.get(device, {})
+                ]
+                for name, own in reports.items()
+            }
+            points.append(
+                ErrorPoint(
+                    round=one.number,
+                    device=device,
+                    metric=metric,
+                    labels=one.report.labels.get(device, 0),
+                    judged_on=int(by_metric[metric]["count"] or 0),
+                    errors=errors,
+                    from_scratch={name: values for name, values in scratch.items() if values},
+                )
+            )
+    return points
+
+
+def _mape(report: TrainingReport, device: str, metric: str) -> float | None:
+    return report.devices.get(device, {}).get(metric, {}).get("mape")
+
+
+def print_comparison(made: LearnerComparison) -> None:
+    """Print tables of errors by round and of transfer, and plot errors by number of labels."""
+    metrics = [m for m in METRICS if any(point.metric == m for point in made.points)]
+    columns = ["round", "device", "labels"]
+    columns += [f"{_title(m)}\n{name}" for m in metrics for name in made.learners]
+    rows: dict[tuple[int, str, int], dict[str, ErrorPoint]] = {}
+    for point in made.points:
+        rows.setdefault((point.round, point.device, point.labels), {})[point.metric] = point
+    cells = [
+        [
+            *key,
+            *(
+                _mean(by_metric[m].errors[name]) if m in by_metric else None
+                for m in metrics
+                for name in made.learners
+            ),
+        ]
+        for key, by_metric in rows.items()
+    ]
+    print_line("")
+    title = "error on architectures held out, both learners on the same labels (MAPE, %)"
+    print_table(title, columns, cells, every_column=True)
+    if any(point.from_scratch for point in made.points):
+        _print_transfer(made)
+    counts = {point.device: point.judged_on for point in made.points}
+    judged = " and ".join(f"{count} labels of {device}" for device, count in counts.items())
+    print_line(f"Judged by {judged}, drawn uniformly.")
+    print_line(_about_seeds(made))
+    for remark in made.remarks:
+        print_line(remark)
+    for metric in metrics:
+        lines = {name: _line(made, metric, name) for name in made.learners}
+        if min(map(len, lines.values())) > 1:
+            title = f"{_title(metric)} on {made.source}: error by number of labels"
+            plot = curves(lines, title=title, x_label="number of labels", y_label="MAPE, %")
+            console().out(plot, highlight=False)
+
+
+def _print_transfer(made: LearnerComparison) -> None:
+    columns = ["device", "labels", "metric"]
+    columns += [f"{n}\n{way}" for n in made.learners for way in ("transferred", "from scratch")]
+    rows: list[list[Any]] = [
+        [point.device, point.labels, _title(point.metric)]
+        + [
+            _mean(values.get(name, ()))
+            for name in made.learners
+            for values in (point.errors, point.from_scratch)
+        ]
+        for point in made.points
+        if point.from_scratch
+    ]
+    title = f"heads that started from those of {made.source}, and from scratch (MAPE, %)"
+    print_table(title, columns, rows, every_column=True)
+
+
+def _about_seeds(made: LearnerComparison) -> str:
+    if len(made.seeds) == 1:
+        command = f"trappm campaign report --compare {made.learners[-1]} --seeds 5"
+        return f"Means of five trainings: {command}"
+    return f"Means and deviations of {len(made.seeds)} trainings on the same labels."
+
+
+def _title(metric: str) -> str:
+    return metric.rpartition("_")[0].replace("_", " ")
+
+
+def _mean(values: Sequence[float]) -> str | float | None:
+    """Return a cell: nothing, an error, or the mean and deviation of several."""
+    if len(values) < 2:
+        return round(values[0], 1) if values else None
+    return f"{fmean(values):.1f} ± {stdev(values):.1f}"
+
+
+def _line(made: LearnerComparison, metric: str, name: str) -> list[tuple[float, float]]:
+    """Return the number of labels and the mean error of the source by round."""
+    return [
+        (point.labels, fmean(point.errors[name]))
+        for point in made.points
+        if (point.device, point.metric) == (made.source, metric)
+    ]
+
+
+def draw_png(made: LearnerComparison, path: Path) -> None:
+    """Write the papers' figure to a file: error by number of labels, a panel per head.
+
+    Bars are deviations over seeds. `trappm.terminal.plots.require_matplotlib` has looked for
+    matplotlib.
+
+    Raises:
+        InputError: The file cannot be written.
+    """
+    panels: dict[tuple[str, str], list[ErrorPoint]] = {}
+    for point in made.points:
+        panels.setdefault((point.device, point.metric), []).append(point)
+    devices = list(dict.fromkeys(device for device, _ in panels))
+    metrics = [m for m in METRICS if any(metric == m for _, metric in panels)]
+    figure = new_figure(4.5 * len(metrics), 3.2 * len(devices))
+    grid = figure.subplots(len(devices), len(metrics), squeeze=False)
+    for row, device in enumerate(devices):
+        for column, metric in enumerate(metrics):
+            axis, points = grid[row][column], panels.get((device, metric), [])
+            labels = [point.labels for point in points]
+            for number, name in enumerate(made.learners):
+                for style, kind in (("o-", "errors"), ("x:", "from_scratch")):
+                    values = [getattr(point, kind).get(name, ()) for point in points]
+                    if not values or not all(values):
+                        continue
+                    axis.errorbar(
+                        labels,
+                        [fmean(one) for one in values],
+                        None if len(made.seeds) == 1 else [stdev(one) for one in values],
+                        fmt=style, color=f"C{number}", capsize=3,
+                        label=name if kind == "errors" else f"{name}, from scratch",
+                    )  # fmt: skip
+            axis.set_xticks(labels)
+            axis.set_ylim(bottom=0)
+            axis.set_title(f"{_title(metric)} on {device}", fontsize=10)
+            axis.set_xlabel("number of labels")
+            axis.set_ylabel("MAPE on held-out architectures, %", fontsize=8)
+            axis.grid(color="0.9", linewidth=0.6)
+            axis.legend(frameon=False, fontsize=8)
+    save_png(figure, path, dpi=130)
