@@ -106,11 +106,13 @@ def spec_faults(store: Store, spec: CampaignSpec, address: str | None) -> Iterat
         drop_refused,
         pool_of,
     )
+    from trappm.learner.snapshots.registry import check_library
 
     devices = spec.devices.keys
     checks: list[Callable[[], object]] = [
         *(partial(_check_device, device, address) for device in devices),
         partial(_check_learner_device, spec.learner_device, address),
+        *([partial(check_library, spec.registry)] if spec.registry else []),
         partial(check_stop, spec),
         lambda: check_budget(spec, drop_refused(pool_of(spec, store), store)),
         *(partial(_check_canary, spec, device) for device in devices),

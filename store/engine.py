@@ -150,7 +150,7 @@ def engine_to_read(url: str) -> Engine:
     if not is_there:
         raise NoLabelStoreError(
             f"there is no label store at {path}; fill one with: trappm campaign launch, "
-            "or set TRAPPM_HOME to the folder that holds one"
+            "or set TRAPPM_HOME to the folder that holds one, or TRAPPM_DATABASE to its address"
         )
     query = {"mode": "ro", "uri": "true"}
     if not has_log and not os.access(path.parent, os.W_OK):

@@ -8,7 +8,8 @@ A location is a folder, or an fsspec URL such as s3://bucket/path. Files are wri
 name and then moved, a version's manifest last, and an alias is a log that only grows. So a process
 killed at any moment leaves only whole versions visible, and the same command continues.
 
-Credentials for buckets come from the environment of the process, such as AWS_ACCESS_KEY_ID.
+Credentials for buckets come from the environment of the process, such as AWS_ACCESS_KEY_ID, or from
+the provider's files, such as ~/.aws/credentials.
 """
 
 from __future__ import annotations
@@ -82,12 +83,8 @@ class Registry:
         with self._report_errors():
             try:
                 self._fs, root = fsspec.url_to_fs(str(location))
-            except ImportError as error:  # fsspec says which library, such as s3fs
-                extra = EXTRAS.get(self.location.partition("://")[0])
-                way = "with pip" if extra is None else f"pip install 'trappm[{extra}]'"
-                raise MissingLibraryError(
-                    f"the registry {self.location} needs a library: {one_line(error)} ({way})"
-                ) from None
+            except ImportError as error:
+                raise _missing_library(self.location, error) from None
         self._root = root.rstrip("/")
 
     def ids(self) -> list[str]:
@@ -334,6 +331,24 @@ def check_location(location: str) -> None:
         )
     elif not rest.strip("/"):
         raise InputError(f"registry: {shown} names no bucket or folder; add it behind '://'")
+
+
+def check_library(location: str) -> None:
+    """Raise MissingLibraryError if a location needs a library that is not installed."""
+    protocol, is_url, _ = location.partition("://")
+    try:
+        fsspec.get_filesystem_class(protocol if is_url else "file")
+    except ImportError as error:
+        raise _missing_library(location, error) from None
+
+
+def _missing_library(location: str, error: ImportError) -> MissingLibraryError:
+    """Return an error with fsspec's name of the library, such as s3fs."""
+    extra = EXTRAS.get(location.partition("://")[0])
+    way = "with pip" if extra is None else f"pip install 'trappm[{extra}]'"
+    return MissingLibraryError(
+        f"the registry {location} needs a library: {one_line(error)} ({way})"
+    )
 
 
 def hide_secrets(text: str) -> str:

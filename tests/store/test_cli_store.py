@@ -114,6 +114,7 @@ def test_a_missing_store_is_reported_and_not_created(tmp_path, monkeypatch, run,
     status, out, err, _ = run(*command)
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert "there is no label store at" in err
+    assert "TRAPPM_DATABASE" in err
     assert list(tmp_path.iterdir()) == []
 
 

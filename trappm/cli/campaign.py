@@ -197,7 +197,8 @@ def pause(
     ] = None,
 ) -> None:
     """Stop a campaign, wherever it runs; `resume` continues it."""
-    _stop(campaign_id, "paused", "it stops within a minute; continue with: trappm campaign resume")
+    next_step = "it stops within a minute; continue (on a cluster with --address auto) with: "
+    _stop(campaign_id, "paused", f"{next_step}trappm campaign resume")
 
 
 @app.command(epilog="Example: trappm campaign resume --retry-failed")

@@ -7,6 +7,7 @@ import re
 import sys
 from collections import Counter
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -166,6 +167,15 @@ def test_a_missing_or_too_small_pool_is_refused_before_the_campaign_starts(store
         store.traces.put(TraceKey(architecture, 64), Refusal("too odd"))
     with pytest.raises(InputError, match="budget for cpu-2t cannot be met"):
         check_spec(store, spec(pool="built"), "auto")
+
+
+def test_a_registry_without_its_library_is_refused_before_the_campaign_starts(store, monkeypatch):
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    monkeypatch.delitem(import_module("fsspec.registry")._registry, "s3", raising=False)
+    store.pools.save("built", build_pool(spec().pool))
+    with pytest.raises(InputError, match=r"pip install 'trappm\[s3\]'"):
+        check_spec(store, spec(pool="built", registry="s3://bucket/snapshots"), "auto")
+    check_spec(store, spec(pool="built", registry="/shared/snapshots"), "auto")
 
 
 def test_a_misspelt_device_of_a_cluster_is_reported_before_its_budget(store, monkeypatch):
