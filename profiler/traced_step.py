@@ -106,9 +106,9 @@ class Allocations:
     """Place of each of these among all parameters of the module (P)."""
     buffer_bytes: IntArray
     """Bytes of each buffer and other parameter."""
+    element_bytes: IntArray
+    """Bytes of an element of each of these parameters (P)."""
     batch_sizes: tuple[int, int] = TRACED_BATCH_SIZES
-    element_bytes: int = 4
-    """Bytes of each element of the parameters with a gradient."""
 
     def sizes_at(self, batch_size: int) -> IntArray:
         """Return the bytes of each event at this batch size (E)."""
@@ -384,7 +384,6 @@ class Trace:
         if self.allocations is not None:
             for name in _ALLOCATIONS:
                 arrays[f"allocations.{name}"] = np.asarray(getattr(self.allocations, name))
-            rest["element_bytes"] = self.allocations.element_bytes
         if self.kernels is not None:
             for name in _KERNELS:
                 arrays[f"kernels.{name}"] = getattr(self.kernels.table, name)
@@ -403,14 +402,17 @@ class Trace:
             rest = json.loads(arrays["rest"].tobytes())
             allocations = kernels = None
             if "allocations.kinds" in arrays:
-                columns = {name: arrays[f"allocations.{name}"] for name in _ALLOCATIONS}
+                columns = {
+                    name: arrays[key]
+                    for name in _ALLOCATIONS
+                    if (key := f"allocations.{name}") in arrays
+                }
                 first, second = columns.pop("batch_sizes").tolist()
-                usual = 2 if rest["kernels"]["precision"] == Precision.BF16 else 4
-                allocations = Allocations(
-                    batch_sizes=(first, second),
-                    element_bytes=rest.pop("element_bytes", usual),  # earlier ones have none
-                    **columns,
-                )
+                if "element_bytes" not in columns:  # written before 30 November 2026
+                    sizes, count = columns["parameter_bytes"], rest["kernels"]["parameters"]
+                    usual = round(float(sizes.sum()) / max(count, 1)) or 1
+                    columns["element_bytes"] = np.full_like(sizes, usual)
+                allocations = Allocations(batch_sizes=(first, second), **columns)
             if (row := rest.pop("kernels", None)) is not None:
                 row["precision"] = Precision(row["precision"])
                 row["memory_format"] = MemoryFormat(row["memory_format"])
@@ -432,7 +434,7 @@ class Trace:
             )
 
 
-_ALLOCATIONS = tuple(f.name for f in fields(Allocations) if f.name != "element_bytes")
+_ALLOCATIONS = tuple(field.name for field in fields(Allocations))
 _KERNELS = tuple(field.name for field in fields(KernelTable))
 _OF_KERNELS = tuple(field.name for field in fields(StepKernels) if field.name != "table")
 

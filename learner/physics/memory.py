@@ -104,9 +104,8 @@ def _simulate(trace: Trace, batch_size: int, optimizer: Optimizer, loop: LoopPre
     blocks = sizes[born]
     change = np.where(born, sizes, 0.0)
     change[died] = -blocks[events.blocks[died]]
-    states = loop.with_optimizer(optimizer).state_bytes(
-        events.parameter_bytes.tolist(), events.parameter_places.tolist(), events.element_bytes
-    )
+    parameters = events.parameter_bytes, events.parameter_places, events.element_bytes
+    states = loop.with_optimizer(optimizer).state_bytes(*(each.tolist() for each in parameters))
     weights = float(events.parameter_bytes.sum() + events.buffer_bytes.sum() + states)
     live = weights + np.cumsum(change)
     peak = float(live.max(initial=weights))
@@ -143,7 +142,8 @@ def _estimate_untraced(graph: Graph, optimizer: Optimizer, loop: LoopPreset) -> 
     kept = KEPT_SHARE * float(outputs[[name not in VIEWS for name in graph.operators]].sum())
     sizes = (BYTES_PER_ELEMENT * graph.parameters).tolist()
     parameters = float(sum(sizes))
-    states = loop.with_optimizer(optimizer).state_bytes(sizes, range(len(sizes)))
+    widths = [BYTES_PER_ELEMENT] * len(sizes)
+    states = loop.with_optimizer(optimizer).state_bytes(sizes, range(len(sizes)), widths)
     weights = parameters + states
     return _estimate_from_graph(graph, (weights + parameters + kept) / MIB, weights / MIB)
 

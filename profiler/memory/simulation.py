@@ -252,7 +252,10 @@ class ParameterGroup:
         return [index for index, place in enumerate(places) if place in own]
 
     def state_bytes(
-        self, parameter_bytes: Sequence[int], places: Sequence[int], element_bytes: int
+        self,
+        parameter_bytes: Sequence[int],
+        places: Sequence[int],
+        element_bytes: Sequence[int],
     ) -> list[int]:
         """Return the bytes of each tensor that the optimizer keeps; see `TrainingLoop`."""
         maps = _MAPS_OF_8_BITS if self.optimizer is Optimizer.ADAMW_8BIT else ()
@@ -261,7 +264,7 @@ class ParameterGroup:
             *(
                 size
                 for index in self.among(places)
-                for size in self.optimizer.state_bytes(parameter_bytes[index], element_bytes)
+                for size in self.optimizer.state_bytes(parameter_bytes[index], element_bytes[index])
             ),
         ]
 
@@ -340,6 +343,9 @@ class TrainingLoop:
         passes = self.accumulation_steps
         if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
             raise InputError(f"accumulation is {passes!r}; it must be a whole number of 1 or more")
+        is_usual = self.implementation is Implementation.FOREACH
+        if self.optimizer is Optimizer.ADAMW_8BIT and not is_usual:
+            raise InputError(f"{self.optimizer} has one implementation; name no other")
 
     def held(self, places: Sequence[int]) -> list[int]:
         """Return the indices of the parameters that the optimizer holds, by their places."""
@@ -368,14 +374,16 @@ class TrainingLoop:
         )
 
     def state_bytes(
-        self, parameter_bytes: Sequence[int], places: Sequence[int], element_bytes: int = 4
+        self,
+        parameter_bytes: Sequence[int],
+        places: Sequence[int],
+        element_bytes: Sequence[int],
     ) -> int:
         """Return the bytes of the states that the optimizer keeps.
 
         Args:
-            parameter_bytes, places: Bytes of each parameter with a gradient, and its place among
-                the parameters of the module.
-            element_bytes: Bytes of each element of these parameters.
+            parameter_bytes, places, element_bytes: Bytes of each parameter with a gradient, its
+                place among the parameters of the module, and bytes of one of its elements.
         """
         return sum(
             sum(group.state_bytes(parameter_bytes, places, element_bytes))
@@ -387,9 +395,9 @@ class TrainingLoop:
         memory: Allocator,
         parameter_bytes: Sequence[int],
         places: Sequence[int],
+        element_bytes: Sequence[int],
         *,
         first: bool,
-        element_bytes: int = 4,
     ) -> None:
         """Replay what comes between the last backward pass and the next step.
 
@@ -624,8 +632,8 @@ def _replay(
                 allocator,
                 parameter_bytes,
                 places,
+                allocations.element_bytes.tolist(),
                 first=step == 0,
-                element_bytes=allocations.element_bytes,
             )
     return allocator
 

@@ -15,12 +15,13 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from importlib.util import find_spec
 from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from trappm.profiler.errors import InputError, TrappmError
+from trappm.profiler.errors import InputError, MissingLibraryError, TrappmError
 from trappm.profiler.files import pack, unpack
 
 OnProgress = Callable[[int, int], None]
@@ -134,6 +135,18 @@ class Optimizer(enum.StrEnum):
         if count < MIN_8BIT_COUNT:
             return (4 * count,) * states
         return (count,) * states + (4 * -(-count // BLOCK_OF_8_BITS),) * states
+
+    def require_library(self) -> None:
+        """Look for the library that has its class, which only a measurement needs.
+
+        Raises:
+            MissingLibraryError: It is not installed.
+        """
+        if self is Optimizer.ADAMW_8BIT and find_spec("bitsandbytes") is None:
+            raise MissingLibraryError(
+                f"{self} is measured with bitsandbytes, which is not installed; install it with: "
+                "pip install bitsandbytes"
+            )
 
     def bytes_per_update(self, element_bytes: int = 4) -> float:
         """Return the bytes that an update reads and writes per element of a large parameter.

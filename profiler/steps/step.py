@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from trappm.profiler.errors import MissingLibraryError, UnsupportedModelError
+from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.host import procfs
 from trappm.profiler.host.environment import SEED, host_facts
 from trappm.profiler.host.procfs import lost_ms
@@ -90,8 +90,8 @@ def run_protocol(
     if refusal is not None:
         raise UnsupportedModelError(refusal)
     source_of(configuration.architecture)  # its library is not the step's memory
-    if configuration.optimizer is Optimizer.ADAMW_8BIT and configuration.phase is Phase.TRAIN:
-        _class_of_8_bits()  # nor is this one
+    if configuration.phase is Phase.TRAIN:
+        configuration.optimizer.require_library()
     device.watch_memory()
     step = make_step(configuration, device.torch_device, device.share)
     enter("warmup")
@@ -387,21 +387,11 @@ def _optimizer(model: nn.Module, kind: Optimizer) -> torch.optim.Optimizer:
     if kind is Optimizer.ADAMW:
         return torch.optim.AdamW(trained, lr=_LEARNING_RATE)
     if kind is Optimizer.ADAMW_8BIT:
-        return _class_of_8_bits()(trained, lr=_LEARNING_RATE)
+        from bitsandbytes.optim import AdamW8bit
+
+        return cast("torch.optim.Optimizer", AdamW8bit(trained, lr=_LEARNING_RATE))
     momentum = 0.9 if kind is Optimizer.MOMENTUM else 0.0
     return torch.optim.SGD(trained, lr=_LEARNING_RATE, momentum=momentum)
-
-
-def _class_of_8_bits() -> Callable[..., torch.optim.Optimizer]:
-    """Return the class of `adamw-8bit`; raises MissingLibraryError without its library."""
-    try:
-        from bitsandbytes.optim import AdamW8bit
-    except ImportError as error:
-        raise MissingLibraryError(
-            f"{Optimizer.ADAMW_8BIT} is measured with bitsandbytes, which is not installed; "
-            "install it with: pip install bitsandbytes"
-        ) from error
-    return cast("Callable[..., torch.optim.Optimizer]", AdamW8bit)
 
 
 def _autocast(device: torch.device, precision: Precision) -> AbstractContextManager[object]:

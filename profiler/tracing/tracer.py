@@ -174,7 +174,7 @@ class Tracer:
             parameter_places=np.array(places, dtype=np.int64),
             buffer_bytes=_storage_bytes(fixed),
             batch_sizes=(self._batch_sizes[0], self._batch_sizes[0] + self._span),
-            element_bytes=max((p.element_size() for p in trained), default=4),
+            element_bytes=np.array([p.element_size() for p in trained], dtype=np.int64),
         )
         kernels, others = first.kernels, second.kernels
         if isinstance(kernels, FusedKernelLog) and isinstance(others, FusedKernelLog):

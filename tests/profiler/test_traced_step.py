@@ -8,6 +8,7 @@ from small_modules import Function
 from torch import nn
 
 from trappm.profiler.errors import TrappmError
+from trappm.profiler.files import pack, unpack
 from trappm.profiler.memory.simulation import memory_of
 from trappm.profiler.records import MemoryFormat, Optimizer, Phase, Precision
 from trappm.profiler.trace import trace
@@ -45,6 +46,21 @@ def test_traces_are_read_back_unchanged(step):
     assert again.graph.content_hash == step.graph.content_hash
     for optimizer in Optimizer:
         assert memory_of(again, 5, optimizer) == memory_of(step, 5, optimizer)
+
+
+def test_elements_of_each_parameter_have_a_size():
+    mixed = Function(
+        lambda self, x: self.norm(self.head(x.flatten(1).bfloat16()).float()),
+        head=nn.Linear(768, 10).bfloat16(), norm=nn.LayerNorm(10),
+    )  # fmt: skip
+    assert trace(mixed, 16).allocations.element_bytes.tolist() == [2, 2, 4, 4]
+
+
+def test_traces_from_before_elements_had_sizes_are_read(step):
+    arrays = unpack(step.to_bytes())
+    del arrays["allocations.element_bytes"]
+    again = Trace.from_bytes(pack(arrays))
+    assert again.to_bytes() == step.to_bytes()
 
 
 @pytest.mark.parametrize("phase", Phase)

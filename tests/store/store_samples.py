@@ -63,6 +63,7 @@ def trace(graph=None, frozen=0, **fields):
         gradients=np.array([0], np.int32),
         parameter_bytes=np.array([256]),
         parameter_places=np.array([0]),
+        element_bytes=np.array([4]),
         buffer_bytes=np.full(frozen, 4),
     )
     columns = {field.name: np.zeros(0, np.int64) for field in dataclasses.fields(KernelTable)}

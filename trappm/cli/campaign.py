@@ -10,7 +10,7 @@ import typer
 
 from trappm.cli import shell
 from trappm.cli.options import AsJson, print_json
-from trappm.profiler.errors import InputError
+from trappm.profiler.errors import InputError, TrappmError, one_line
 
 if TYPE_CHECKING:
     from trappm.cluster.spec import CampaignSpec
@@ -52,6 +52,7 @@ def launch(
     """Run a campaign: measure, learn, publish a snapshot.
 
     An unfinished campaign of the same file is continued. If it has finished, a new one starts.
+    A campaign whose learner is a network ends with a comparison with the default learner.
     """
     if (file is None) == (preset is None):
         raise InputError("name one of a campaign file or --preset; for example --preset laptop")
@@ -164,6 +165,8 @@ def report(
         from trappm.terminal.plots import require_matplotlib
 
         require_matplotlib("--png")
+        if not png.parent.is_dir():
+            raise InputError(f"there is no folder {png.parent} for --png; make it first")
     from trappm.label_store import store_or_none_yet
     from trappm.store import Home
 
@@ -353,7 +356,15 @@ def _run_and_report(
         has_heads = any(report.devices for _, report in facts.trained)
         if has_heads and not preset_named(spec.learner).head.physical_prior:
             png = home.campaigns / campaign_id / "errors_by_labels.png"
-            _compare(home, store, campaign_id, LAPTOP.name, png=png)
+            try:
+                png.parent.mkdir(parents=True, exist_ok=True)
+                _compare(home, store, campaign_id, LAPTOP.name, png=png)
+            except (TrappmError, OSError) as error:  # the campaign has ended well
+                typer.echo(
+                    f"the comparison with {LAPTOP.name} failed ({one_line(error)}); repeat it: "
+                    f"trappm campaign report {campaign_id} --compare {LAPTOP.name}",
+                    err=True,
+                )
 
 
 def _compare(
@@ -367,7 +378,6 @@ def _compare(
     as_json: bool = False,
 ) -> None:
     """Show the errors of a campaign's learner and of another one by number of labels."""
-    from trappm.profiler.errors import MissingLibraryError
     from trappm.reports.learner_comparison import compare_learners, draw_png, print_comparison
     from trappm.terminal.plots import require_matplotlib
     from trappm.terminal.progress_bars import ProgressLine
@@ -380,11 +390,6 @@ def _compare(
         print_comparison(made)
     if png is None:
         return
-    try:
-        require_matplotlib("The plot as a file")
-    except MissingLibraryError as error:  # of a campaign that has ended well
-        typer.echo(str(error), err=True)
-        return
-    png.parent.mkdir(parents=True, exist_ok=True)
+    require_matplotlib("The plot as a file")
     draw_png(made, png)
     typer.echo(f"Plot: {png}", err=as_json)

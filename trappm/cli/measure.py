@@ -14,7 +14,7 @@ import typer
 
 from trappm.cli import shell
 from trappm.cli.options import AsJson
-from trappm.profiler.errors import InputError, MissingLibraryError, TrappmError
+from trappm.profiler.errors import InputError, TrappmError
 from trappm.profiler.records import (
     Execution,
     MemoryFormat,
@@ -97,9 +97,10 @@ def measure(
         raise InputError("name an architecture to measure; trappm campaign launch measures lists")
     settings["architecture"] = with_version(model)
     configuration = Configuration(**{"batch_size": 1, "input_size": 224, **settings})
+    if configuration.phase is Phase.TRAIN:
+        configuration.optimizer.require_library()
     measurement = _measure_one(configuration, device, protocol_named(protocol))
-    lacks_library = (measurement.message or "").startswith(MissingLibraryError.__name__)
-    if (measurement.outcome is Outcome.UNSUPPORTED or lacks_library) and not as_json:
+    if measurement.outcome is Outcome.UNSUPPORTED and not as_json:
         raise InputError(f"{measurement.message}")
     if as_json:
         typer.echo(json.dumps(measurement.to_dict()))

@@ -247,15 +247,12 @@ def _loop(
     from trappm.prediction.question import loop_of
     from trappm.profiler.errors import InputError
     from trappm.profiler.memory.simulation import Implementation
-    from trappm.profiler.records import Optimizer, member
+    from trappm.profiler.records import member
 
     if phase == "infer" and implementation is not None:
         raise InputError("--implementation is of training; leave it out with --phase infer")
-    loop = loop_of(optimizer or "sgd")
-    if implementation is not None and loop.optimizer is Optimizer.ADAMW_8BIT:
-        raise InputError(f"{loop.optimizer} has one implementation; leave --implementation out")
     return replace(
-        loop,
+        loop_of(optimizer or "sgd"),
         implementation=member("implementation", Implementation, implementation or "foreach"),
         expandable_segments=expandable,
     )

@@ -78,6 +78,9 @@ EIGHT_BITS_REMARK = (
     f"No step of {Optimizer.ADAMW_8BIT} was measured: memory has the states of bitsandbytes 0.50, "
     "and step time the bytes that its kernels read and write."
 )
+EIGHT_BITS_AS_ADAMW_REMARK = (
+    f"{Optimizer.ADAMW_8BIT} is treated as {Optimizer.ADAMW} by these heads, so memory is too high."
+)
 SIMULATED_REMARK = "No model like this one was measured: memory is simulated."
 NOT_COMPILED = "it is not predicted for compiled steps"
 COMPILED_MEMORY_REMARK = "Memory is that of the eager step; a compiled one takes up to 22 % less."
@@ -766,7 +769,8 @@ class _Inquiry:
             )
         unmeasured = wanted not in {row.optimizer for row in labelled}
         if wanted is Optimizer.ADAMW_8BIT and unmeasured and self._phase is Phase.TRAIN:
-            remarks.append(EIGHT_BITS_REMARK)
+            has_kernels = isinstance(self._trained.heads, Heads)
+            remarks.append(EIGHT_BITS_REMARK if has_kernels else EIGHT_BITS_AS_ADAMW_REMARK)
         if self._trace.source is TraceSource.RUN:
             remarks.append(VALUES_REMARK)
         if self._trace.allocations is None and self._phase is Phase.TRAIN:

@@ -244,7 +244,7 @@ class Prediction(MemoryAnswer):
             self.batch_size,
             memory,
             loop.state_bytes(
-                allocations.parameter_bytes.tolist(), places, allocations.element_bytes
+                allocations.parameter_bytes.tolist(), places, allocations.element_bytes.tolist()
             ),
             fixed_mib=fixed,
             kept_gradients=loop.kept_gradients(places),

@@ -22,6 +22,7 @@ from trappm.profiler.memory.simulation import (
     TrainingLoop,
 )
 from trappm.profiler.records import (
+    MIN_8BIT_COUNT,
     Execution,
     MemoryFormat,
     Optimizer,
@@ -299,6 +300,13 @@ def _group_of(optimizer: object, group: Mapping[str, Any]) -> ParameterGroup:
             "parameter; it is not simulated: leave amsgrad out, and add one size of the parameters"
         )
     kind = _kind_of(type(optimizer))
+    if kind is Optimizer.ADAMW_8BIT:
+        least = getattr(getattr(optimizer, "args", None), "min_8bit_size", MIN_8BIT_COUNT)
+        if getattr(optimizer, "is_paged", False) or least != MIN_8BIT_COUNT:
+            raise InputError(
+                f"AdamW8bit with paged states or min_8bit_size={least} is not simulated; leave "
+                "is_paged and min_8bit_size out"
+            )
     if kind is Optimizer.SGD and group["momentum"]:
         kind = Optimizer.MOMENTUM
     implementation = Implementation.FOREACH

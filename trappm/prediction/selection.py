@@ -108,8 +108,8 @@ class Selection:
         is_8_bit = given.get("optimizer") is Optimizer.ADAMW_8BIT and phase is Phase.TRAIN
         if is_8_bit and is_cpu_device(device):
             return (
-                f"{Optimizer.ADAMW_8BIT} is predicted on GPUs only: on a CPU, bitsandbytes has "
-                "other kernels; measure it there with: trappm measure"
+                f"{Optimizer.ADAMW_8BIT} is predicted on GPUs only, as bitsandbytes has other "
+                "kernels on a CPU; name a GPU"
             )
         precision = given.get("precision")
         card = card_behind(self._manifests, device)

@@ -1,10 +1,12 @@
 """Errors of a campaign's learner and of another one by the number of labels.
 
-Both learn from exactly the labels of each round and are judged by the same evaluation set.
+Both learn from the labels that the campaign's learner had in each training, in the order in which
+they were recorded, and are judged by the evaluation set.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from trappm.cluster.campaign.training import TrainingReport, training_labels
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import METRICS, Watch
+from trappm.store.records import Role
 from trappm.terminal.plots import curves, new_figure, save_png
 from trappm.terminal.tables import console, print_line, print_table
 
@@ -73,10 +76,10 @@ def compare_learners(
     seeds: int = 1,
     watch: Watch = lambda done, total, what: None,
 ) -> LearnerComparison:
-    """Train another learner on the labels of each round of a campaign.
+    """Train another learner on the labels of each training of a campaign.
 
-    The campaign's learner has the errors that the campaign reported. With several seeds it is
-    trained again, with its encoder, for all but the first one.
+    The campaign's learner has the errors that the campaign reported. For all seeds but the first
+    one, it and its encoder are trained again.
 
     Args:
         store: Label store with the campaign.
@@ -133,16 +136,29 @@ def compare_learners(
             for point in _points(one, {k: [own[at] for own in v] for k, v in reports.items()})
         ],
         remarks=[
-            f"round {one.number}: {name} learned from {dict(other.labels)}, {spec.learner} from "
-            f"{dict(one.report.labels)} labels, as some came later"
+            f"round {one.number}: {name} learned from {_counts(other)}, {spec.learner} from "
+            f"{_counts(one.report)}, as some labels were replaced or came during the training"
             for one, other in zip(rounds, reports[name][0], strict=True)
-            if dict(other.labels) != dict(one.report.labels)
+            if _counts(other) != _counts(one.report)
         ],
     )
 
 
+def _counts(report: TrainingReport) -> str:
+    """Return the number of training labels by device, and of labels that judge."""
+    parts = []
+    for device, count in sorted(report.labels.items()):
+        judging = [errors["count"] or 0 for errors in report.devices.get(device, {}).values()]
+        parts.append(f"{count} labels of {device} (judged by {max(judging, default=0):.0f})")
+    return ", ".join(parts)
+
+
 def _rounds(store: Store, campaign: CampaignRecord) -> list[_Round]:
-    """Return the rounds with a report; their labels were planned and measured by then."""
+    """Return the rounds with a report and the labels of its training.
+
+    Those are as many of each device as the report says, the first that were recorded. Labels of
+    earlier campaigns count from the round in which they were planned.
+    """
     planned = {
         (a.device, a.configuration.id): a.round_number
         for a in store.assignments.of_campaign(campaign.id)
@@ -151,18 +167,30 @@ def _rounds(store: Store, campaign: CampaignRecord) -> list[_Round]:
         (label.device, label.configuration.id): datetime.fromisoformat(label.created_at)
         for label in store.labels.of_campaign(campaign.id)
     }
-    labels = training_labels(store, campaign.id).labels
+    labels = sorted(
+        training_labels(store, campaign.id).labels,
+        key=lambda label: made[label.device, label.configuration_id],
+    )
+    began = datetime.fromisoformat(campaign.created_at)
     rounds = []
     for one in store.rounds.all(campaign.id):
         report = TrainingReport.of(one.report)
         if report is None or not report.devices:
             continue
         until = None if report.spent is None else report.spent.at
-        had = [
-            label for label in labels
-            if planned[key := (label.device, label.configuration_id)] <= one.number
-            and (until is None or made[key] <= until)
-        ]  # fmt: skip
+        left = Counter(report.labels)
+        had = []
+        for label in labels:
+            key = label.device, label.configuration_id
+            is_late = until is not None and made[key] > until
+            is_empty = label.memory_above_mib is None and not any(label.values)
+            if is_late or is_empty or (made[key] < began and planned[key] > one.number):
+                continue
+            if label.role == Role.TRAIN:
+                if not left[label.device]:
+                    continue
+                left[label.device] -= 1
+            had.append(label)
         rounds.append(_Round(number=one.number, report=report, labels=had))
     return rounds
 
@@ -275,7 +303,8 @@ def _print_transfer(made: LearnerComparison) -> None:
 
 def _about_seeds(made: LearnerComparison) -> str:
     if len(made.seeds) == 1:
-        command = f"trappm campaign report --compare {made.learners[-1]} --seeds 5"
+        other = made.learners[-1]
+        command = f"trappm campaign report {made.campaign} --compare {other} --seeds 5"
         return f"Means of five trainings: {command}"
     return f"Means and deviations of {len(made.seeds)} trainings on the same labels."
 

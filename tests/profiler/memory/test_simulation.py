@@ -144,6 +144,7 @@ def traces(draw):
         gradients=np.array(gradients, dtype=np.int32),
         parameter_bytes=np.array([4096] * len(gradients), dtype=np.int64),
         parameter_places=np.arange(len(gradients)),
+        element_bytes=np.array([4] * len(gradients), dtype=np.int64),
         buffer_bytes=np.array([], dtype=np.int64),
     )
 
@@ -169,6 +170,7 @@ def test_empty_parameters_and_buffers_take_no_memory():
         gradients=np.concatenate([[-1] * 3, trace.gradients]),
         parameter_bytes=np.concatenate([empty, trace.parameter_bytes]),
         parameter_places=np.arange(3 + len(trace.parameter_places)),
+        element_bytes=np.concatenate([empty + 4, trace.element_bytes]),
         buffer_bytes=np.concatenate([empty, trace.buffer_bytes]),
     )
     for optimizer in Optimizer:

@@ -4,6 +4,7 @@ import weakref
 from dataclasses import fields
 from functools import cache, partial
 from itertools import product
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -117,18 +118,18 @@ def test_optimizer_steps_allocate_as_in_pytorch(loop):
     check_steps(optimizer, loop, parameters)
 
 
-def check_steps(optimizer, loop, parameters, element_bytes=4, earlier=0):
+def check_steps(optimizer, loop, parameters, earlier=0):
     """Peak and what is left of the first step and of the second, against the real optimizer.
 
     Units of `earlier` are those of tensors that exist before the real steps.
     """
     memory, sizes = Allocator(), [p.untyped_storage().nbytes() for p in parameters]
-    places = range(len(sizes))
+    places, widths = range(len(sizes)), [p.element_size() for p in parameters]
     with Ledger() as ledger:
         for first in (True, False):
             ledger.peak, memory.peak_live = ledger.alive, memory.live
             optimizer.step()
-            loop.update(memory, sizes, places, first=first, element_bytes=element_bytes)
+            loop.update(memory, sizes, places, widths, first=first)
             assert (memory.live, memory.peak_live) == (
                 ledger.alive + earlier,
                 ledger.peak + earlier,
@@ -148,7 +149,32 @@ def test_8_bit_states_are_those_of_bitsandbytes(dtype):
     ]  # fmt: skip
     loop = TrainingLoop(optimizer=Optimizer.ADAMW_8BIT)
     for size, expected in zip(sizes, kept, strict=True):
-        assert loop.state_bytes([size], [0], dtype.itemsize) == 2 * 1024 + expected
+        assert loop.state_bytes([size], [0], [dtype.itemsize]) == 2 * 1024 + expected
+
+
+def test_8_bit_states_of_mixed_types_count_elements():
+    """Weights in bf16 next to a norm in fp32."""
+    loop = TrainingLoop(optimizer=Optimizer.ADAMW_8BIT)
+    states = 2 * 1024 + 2 * (512 * 512 + 4 * 1024) + 2 * 4 * 512
+    assert loop.state_bytes([2 * 512 * 512, 4 * 512], [0, 1], [2, 4]) == states
+
+
+def adamw_8bit(**given):
+    """An object of a class with the name of bitsandbytes' one, which need not be installed."""
+    kind = type("AdamW8bit", (torch.optim.AdamW,), {"__module__": "bitsandbytes.optim.adamw"})
+    made = kind([nn.Parameter(torch.ones(3))])
+    vars(made).update(given)
+    return made
+
+
+def test_8_bit_optimizers_are_known_by_their_class():
+    assert loop_of(adamw_8bit()) == loop_of(type(adamw_8bit())) == loop_of("adamw-8bit")
+    with pytest.raises(InputError, match="paged"):
+        loop_of(adamw_8bit(is_paged=True))
+    with pytest.raises(InputError, match="min_8bit_size=16"):
+        loop_of(adamw_8bit(args=SimpleNamespace(min_8bit_size=16)))
+    with pytest.raises(InputError, match="one implementation"):
+        TrainingLoop(optimizer=Optimizer.ADAMW_8BIT, implementation=Implementation.FUSED)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -161,7 +187,7 @@ def test_8_bit_steps_allocate_as_in_bitsandbytes(dtype):
     optimizer = optimizers.AdamW8bit(parameters)
     loop = loop_of(optimizer)
     assert loop == loop_of("adamw-8bit") == loop_of(optimizers.AdamW8bit)
-    check_steps(optimizer, loop, parameters, dtype.itemsize, earlier=4)
+    check_steps(optimizer, loop, parameters, earlier=4)
 
 
 def residual():
@@ -273,4 +299,4 @@ def test_groups_of_an_optimizer_allocate_as_in_pytorch():
     check_steps(optimizer, loop, parameters)
     places = range(len(SHAPES))
     assert loop.kept_gradients(places) == [2, 6]
-    assert loop.state_bytes([1] * len(places), places) == 3
+    assert loop.state_bytes([1] * len(places), places, [1] * len(places)) == 3

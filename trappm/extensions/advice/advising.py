@@ -96,7 +96,7 @@ class Advice:
     has_batch_norm: bool = False
     """True if the model may have batch norms, which see the samples of one pass on one GPU."""
     remarks: tuple[str, ...] = ()
-    """Why changes were not tried."""
+    """Why changes were not tried, and what is to be known of one."""
 
     @property
     def is_needed(self) -> bool:
@@ -253,7 +253,7 @@ class _Search:
     question: _TrainingQuestion
     before: Prediction
     remarks: dict[str, None] = field(default_factory=dict)
-    """Why changes were not tried."""
+    """Why changes were not tried, and what is to be known of one."""
 
     def steps(self) -> list[AdvisedStep]:
         """Return the changed steps that are in some way better than the step as it is."""
@@ -264,6 +264,8 @@ class _Search:
                 made = self._fitted(change)
                 if made is not None and not any(_is_no_better(made, step) for step in steps):
                     steps.append(made)
+                    if change.remark is not None:
+                        self.remarks[change.remark] = None
         return [*steps[1:], *self._on_several_gpus(), *self._on_other_cards()]
 
     def _changes(self) -> Iterator[Change]:

@@ -58,6 +58,8 @@ class Change:
     """False if it changes the arithmetic, what is trained, or how."""
     blocks: tuple[str, ...] = ()
     """Blocks that are checkpointed."""
+    remark: str | None = None
+    """Sentence to print with the advice if the change is in it."""
 
 
 AS_IT_IS = Change(name="")
@@ -71,6 +73,8 @@ COMPILED = Change(
 
 def loop_changes(step: Prediction) -> list[Change]:
     """Return the changes of the training loop: allocator and optimizer."""
+    from trappm.prediction.answer import EIGHT_BITS_REMARK
+
     loop = step.loop or loop_of(step.optimizer)
     changes = []
     if not loop.expandable_segments:
@@ -101,6 +105,7 @@ def loop_changes(step: Prediction) -> list[Change]:
                 ),
                 settings={"optimizer": _with_8_bits(loop)},
                 is_same_training=False,
+                remark=EIGHT_BITS_REMARK,
             )
         )
         changes.append(

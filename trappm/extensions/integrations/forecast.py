@@ -78,18 +78,19 @@ class TrainingContext:
     @property
     def gradients_mib(self) -> float:
         """Return the memory of all gradients, and so of the buckets that DDP sums them in."""
-        return sum(parameter.nbytes for parameter in self._trained) / MIB
+        return sum(parameter.nbytes for parameter in self._trained.values()) / MIB
 
     @property
     def states_mib(self) -> float:
         """Return the memory of the optimizer's states."""
-        kind = self.loop.optimizer
-        states = (kind.state_bytes(p.nbytes, p.element_size()) for p in self._trained)
-        return sum(map(sum, states)) / MIB
+        sizes = [parameter.nbytes for parameter in self._trained.values()]
+        widths = [parameter.element_size() for parameter in self._trained.values()]
+        return self.loop.state_bytes(sizes, [*self._trained], widths) / MIB
 
     @property
-    def _trained(self) -> list[Tensor]:
-        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+    def _trained(self) -> dict[int, Tensor]:
+        """Return the trained parameters by their places among all."""
+        return {at: p for at, p in enumerate(self.model.parameters()) if p.requires_grad}
 
     @property
     def device_name(self) -> str:

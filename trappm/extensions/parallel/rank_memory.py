@@ -162,7 +162,9 @@ def traced_needs(
         parameters=parameters + float(trace.buffer_bytes.sum()),
         states=float(
             loop.state_bytes(
-                trace.parameter_bytes.tolist(), trace.parameter_places.tolist(), trace.element_bytes
+                trace.parameter_bytes.tolist(),
+                trace.parameter_places.tolist(),
+                trace.element_bytes.tolist(),
             )
         ),
         gradients=np.append(gradients, parameters + passing),
