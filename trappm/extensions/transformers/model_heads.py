@@ -38,6 +38,8 @@ LAUNCH_US = (3.0, 6.0)
 DISPATCH_US = 30.0
 """Host time per eager PyTorch operator, rounded from an H100 node like `LAUNCH_US`
 (docs/research/step_time.md); launches in older image labels include the time of slower hosts."""
+A100_DISPATCH_US = 40.0
+"""The same of nodes of A100s in training, rounded, from litgpt's LoRA of short texts."""
 HOST_RANGE = 2.0
 """Assumed ratio between the fastest or slowest and a typical host, a rounded value."""
 
@@ -96,6 +98,7 @@ KNOWN = {
     ("a100", True): TransformerTimes(
         products=(STEPS_OF_2023 * KERNELS_OF_TODAY) ** 0.5,
         attention=FLASH_2,
+        dispatch_us=A100_DISPATCH_US,
         contention=0.046,
         errors=(0.88, 1.30),
         basis=_KERNELS,
