@@ -38,8 +38,9 @@ LAUNCH_US = (3.0, 6.0)
 DISPATCH_US = 30.0
 """Host time per eager PyTorch operator, rounded from an H100 node like `LAUNCH_US`
 (docs/research/step_time.md); launches in older image labels include the time of slower hosts."""
-A100_DISPATCH_US = 40.0
-"""The same of nodes of A100s in training, rounded, from litgpt's LoRA of short texts."""
+OLDER_DISPATCH_US = 37.0
+"""The same on nodes of A100, V100 and T4: geometric mean of nine published models whose steps wait
+for the host (docs/research/step_time.md)."""
 HOST_RANGE = 2.0
 """Assumed ratio between the fastest or slowest and a typical host, a rounded value."""
 
@@ -98,7 +99,7 @@ KNOWN = {
     ("a100", True): TransformerTimes(
         products=(STEPS_OF_2023 * KERNELS_OF_TODAY) ** 0.5,
         attention=FLASH_2,
-        dispatch_us=A100_DISPATCH_US,
+        dispatch_us=OLDER_DISPATCH_US,
         contention=0.046,
         errors=(0.88, 1.30),
         basis=_KERNELS,
@@ -107,9 +108,12 @@ KNOWN = {
         products=1.436, attention=2.863, contention=0.168, errors=(0.941, 1.085), basis=_HALF
     ),
     **{
-        (card, False): TransformerTimes(errors=(0.953, 1.146), basis=_FULL)
-        for card in ("v100", "t4", "a100", "h100")
+        (card, False): TransformerTimes(
+            dispatch_us=OLDER_DISPATCH_US, errors=(0.953, 1.146), basis=_FULL
+        )
+        for card in ("v100", "t4", "a100")
     },
+    ("h100", False): TransformerTimes(errors=(0.953, 1.146), basis=_FULL),
     # Both are limited to about 70 W, which keeps their clocks far below the data sheets.
     ("l4", False): TransformerTimes(errors=(0.953, 1.146), basis=_FULL, like="t4"),
 }
