@@ -145,8 +145,8 @@ def log_ratio(
 ) -> float:
     """Return the logarithm of the compiled step's time relative to the eager step's.
 
-    In 16 bits it is that of the reference card: how a card's time divides into parts matters more
-    than its speed, and its eager labels hardly show it. In fp32 it is that of the card itself, if
+    It is that of the reference card: how a card's time divides into parts matters more than its
+    speed, and its eager labels hardly show it. In fp32 inference it is that of the card itself, if
     its prior is known: without tensor cores, arithmetic has a larger share than on the reference.
 
     Args:
@@ -156,7 +156,8 @@ def log_ratio(
         offsets: Additions by family (default: those of the reference).
         prior: Prior of the card's eager steps.
     """
-    if prior is not None and not constants and eager.precision.is_fp32:
+    is_full = eager.precision.is_fp32 and eager.phase is Phase.INFER
+    if prior is not None and not constants and is_full:
         own = part_times(prior, [compiled])
         return float(full_step().log_times(own)[0] - prior.log_values([eager])[0])
     parts, log_eager = times_of_pairs([eager], [compiled])

@@ -9,25 +9,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import cache
 
 import numpy as np
 import pandas as pd
 
 from research.held_out import percent_errors
 from research.priors.steps import DASHBOARD_FILE
-from trappm.learner.heads.physics_heads import known_of_others
 from trappm.learner.interface import Workload
 from trappm.learner.physics.compiled_step import log_ratio
-from trappm.learner.physics.step_time import StepTimePrior
-from trappm.profiler.devices.catalogue import spec_of
 from trappm.profiler.models.families import family_of
 from trappm.profiler.records import Execution, Precision, StepSettings
 from trappm.profiler.trace import trace
 from trappm.profiler.traced_step import TraceSettings
 
 ROWS = ["precision", "figure"]
-DEVICE = "a100"
 
 
 def log_ratios(row: Mapping[str, object]) -> dict[str, float]:
@@ -44,13 +39,7 @@ def log_ratios(row: Mapping[str, object]) -> dict[str, float]:
         step = trace(architecture, int(str(row["input_size"])), how)
         workloads.append(Workload.of(step, settings, batch_size=batch_size, with_kernels=True))
     family = family_of(architecture)
-    return {"time": log_ratio(*workloads, family, prior=_prior()), "memory": 0.0}
-
-
-@cache
-def _prior() -> StepTimePrior:
-    """Return the prior of the sheet's card."""
-    return StepTimePrior(spec_of(DEVICE), known_of_others()[0].constants_of(DEVICE))
+    return {"time": log_ratio(*workloads, family), "memory": 0.0}
 
 
 def main() -> None:
