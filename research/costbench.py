@@ -204,7 +204,7 @@ def by_card(
 ) -> pd.DataFrame:
     """Return a line per quantity and card: rows, mean errors in percent, spread of the hardware.
 
-    Errors of all tools are of the rows that TraPPM predicts.
+    Errors of all tools are of the rows that TraPPM predicts, and cards without any are left out.
     """
     of_row = rows[sheet.card] if sheet.card in rows else pd.Series(sheet.card, index=rows.index)
     cards = of_row.astype(str).str.lower().tolist()
@@ -223,6 +223,8 @@ def by_card(
     for (quantity, card), group in table.groupby(["quantity", "card"], sort=False):
         errors = group.pivot(index="row", columns="tool", values="error")
         errors = errors[errors[ours].notna()]
+        if errors.empty:
+            continue
         means = errors.mean().dropna()
         lines.append(
             {

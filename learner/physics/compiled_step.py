@@ -66,7 +66,7 @@ def part_times(prior: StepTimePrior, workloads: Sequence[Workload]) -> Array:
     """Return the time of each of `PARTS` in ms, with the constants of eager steps (n, parts).
 
     Args:
-        prior: Prior of the card's eager steps.
+        prior: Prior of the eager steps of a card without pairs.
         workloads: Steps with fused kernels (n).
     """
     terms = terms_of(workloads, prior.spec)
@@ -154,10 +154,9 @@ def log_ratio(
         family: Family of the architecture; None if it has no name.
         constants: Logarithms by part, from pairs of a device (default: those of the reference).
         offsets: Additions by family (default: those of the reference).
-        prior: Prior of the card's eager steps.
+        prior: Prior of the eager steps of a card without pairs.
     """
-    is_full = eager.precision.is_fp32 and eager.phase is Phase.INFER
-    if prior is not None and not constants and is_full:
+    if prior is not None and eager.precision.is_fp32 and eager.phase is Phase.INFER:
         own = part_times(prior, [compiled])
         return float(full_step().log_times(own)[0] - prior.log_values([eager])[0])
     parts, log_eager = times_of_pairs([eager], [compiled])

@@ -89,6 +89,7 @@ UNPACK_DISPATCHES = 6.0
 """Operators that take the host as long as an unpacking of weights in 4 bits, in addition to its
 kernel (docs/research/step_time.md)."""
 
+
 @dataclass(frozen=True, eq=False)
 class Streams:
     """The S memory-bound kernels of all workloads, concatenated."""

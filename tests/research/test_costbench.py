@@ -92,7 +92,6 @@ def test_cards_have_the_rows_that_this_tool_predicts():
         Tool("peer", published({"time, ms": "peer"})),
     ]
     sheet = PublishedSheet("", lambda _: rows, {"time, ms": "ms"}, tools, card="card", model="peer")
-    a100, v100 = by_card("sheet", sheet, rows, list(outcomes(sheet, rows))).to_dict("records")
+    [a100] = by_card("sheet", sheet, rows, list(outcomes(sheet, rows))).to_dict("records")
     assert (a100["card"], a100["rows"], a100["peers %"]) == ("a100", 2, "peer 10")
     assert a100["ours %"] == pytest.approx(20)
-    assert (v100["rows"], v100["peers %"]) == (0, "")

@@ -580,8 +580,11 @@ class _Inquiry:
         steps = self._eager_and_compiled()
         if isinstance(steps, str):
             return steps
-        of_device = () if ratio is None else (ratio.constants, ratio.families)
-        log = log_ratio(*steps, family, *of_device, prior=self._kernel_prior)
+        eager, compiled = steps
+        if ratio is None:
+            log = log_ratio(eager, compiled, family, prior=self._kernel_prior)
+        else:
+            log = log_ratio(eager, compiled, family, ratio.constants, ratio.families)
         return _scale_interval(figures["step_time_ms"], log, log_error)
 
     @property
