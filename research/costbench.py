@@ -24,6 +24,7 @@ import typer
 
 from research.data import data_folder
 from research.held_out import Array, robust_line
+from research.importers import hugging_face
 from research.peers import mem_tracker
 from research.peers.cost_models import (
     MEMORY,
@@ -36,6 +37,7 @@ from research.peers.cost_models import (
     Figures,
     aiconfigurator,
     bigscience_run,
+    kitsune_mib,
     llm_analysis,
     predicted_run,
     simumax_run,
@@ -55,6 +57,9 @@ LIMIT_S = 60
 LINE_ROWS, LINE_FLOOR = 8, 0.005
 """Least number of rows of a line, and least relative error in its weights."""
 INFER, MIB = "inference, ms", "GPU memory, MiB"
+HARDWARE_SPREAD = "0.07 to 2"
+"""Standard deviation in percent of the time of the same program over 39 H100 nodes: ResNet-50 in
+TF32, and BERT (published; `shared/data/new/README.md`). No predictor of a card can be better."""
 
 
 @dataclass(frozen=True)
@@ -194,6 +199,47 @@ def summary(found: Iterable[ToolOutcome]) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
+def by_card(
+    name: str, sheet: PublishedSheet, rows: pd.DataFrame, found: Iterable[ToolOutcome]
+) -> pd.DataFrame:
+    """Return a line per quantity and card: rows, mean errors in percent, spread of the hardware.
+
+    Errors of all tools are of the rows that TraPPM predicts, and cards without any are left out.
+    """
+    of_row = rows[sheet.card] if sheet.card in rows else pd.Series(sheet.card, index=rows.index)
+    cards = of_row.astype(str).str.lower().tolist()
+    table = pd.DataFrame(
+        {
+            "quantity": outcome.quantity,
+            "card": cards[outcome.row],
+            "row": outcome.row,
+            "tool": outcome.tool,
+            "error": 100 * abs(outcome.figure.value / outcome.measured - 1),
+        }
+        for outcome in found
+    )
+    ours, *peers = (tool.name for tool in sheet.tools)
+    lines = []
+    for (quantity, card), group in table.groupby(["quantity", "card"], sort=False):
+        errors = group.pivot(index="row", columns="tool", values="error")
+        errors = errors[errors[ours].notna()]
+        if errors.empty:
+            continue
+        means = errors.mean().dropna()
+        lines.append(
+            {
+                "sheet": name,
+                "card": card,
+                "quantity": quantity,
+                "rows": len(errors),
+                "ours %": means.get(ours, NAN),
+                "peers %": ", ".join(f"{p} {means[p]:.3g}" for p in peers if p in means),
+                "hardware %": HARDWARE_SPREAD if str(quantity).endswith("ms") else "",
+            }
+        )
+    return pd.DataFrame(lines)
+
+
 def markdown(table: pd.DataFrame) -> str:
     """Return a table in Markdown, with numbers of three significant digits."""
 
@@ -323,6 +369,8 @@ SHEETS: Mapping[str, PublishedSheet] = {
             Tool("MemTracker", lambda row: {MIB: Figure(
                 mem_tracker.tracked_mib(row.architecture, 224, row.batch_size))}),
             Tool("FakeTensor", published({MIB: "faketensor_mib"})),
+            Tool("torch-kitsune", lambda row: {MIB: Figure(
+                kitsune_mib(row.architecture, 224, row.batch_size))}, "kitsune"),
         ],
         card="a100-40gb", model="architecture", fitted="workspaces, on half of the architectures",
     ),
@@ -336,6 +384,30 @@ SHEETS: Mapping[str, PublishedSheet] = {
         ],
         card=decoding.DEVICE, model="Model", fitted="three constants",
     ),
+    "fine-tuning": PublishedSheet(
+        "new/fms_llm_fine_tuning_a100_80gb.csv.gz",
+        hugging_face.read_fine_tuning,
+        {hugging_face.ONE_GPU: "one", hugging_face.FSDP: "several"},
+        [Tool("TraPPM", hugging_face.fine_tuning_ours)],
+        card="card", model="model", fitted="the interval",
+    ),
+    "short-passes": PublishedSheet(
+        "nodes/llm_training.csv",
+        hugging_face.read_short_passes,
+        {hugging_face.ONE_GPU: "one", hugging_face.FSDP: "several"},
+        [Tool("TraPPM", hugging_face.short_passes_ours)],
+        card="card", model="model",
+        fitted="times of the host: per operator, per unpacked weight and per block of FSDP",
+    ),
+    "compiled": PublishedSheet(
+        "new/compile_pairs_v100_a100_t4.csv.gz",
+        hugging_face.read_pairs,
+        {hugging_face.EAGER: "eager_ms", hugging_face.COMPILED: "compiled_ms"},
+        [Tool("TraPPM", hugging_face.pairs_ours)],
+        card="card", model="model",
+        fitted="time of the host per operator, the interval of eager steps, and the form of the "
+        "compiled ratio in fp32",
+    ),
 }  # fmt: skip
 
 
@@ -344,13 +416,18 @@ def main(
         list[str] | None, typer.Argument(help=f"Sheets (default: all): {', '.join(SHEETS)}.")
     ] = None,
 ) -> None:
-    """Print coverage, errors, seconds per prediction and failures of each tool on each sheet."""
+    """Print coverage, errors and seconds of each tool on each sheet, and a table of all cards."""
     warnings.filterwarnings("ignore")
     for name in names or SHEETS:
         if name not in SHEETS:
             raise InputError(f"Unknown sheet {name!r}; {nearest(name, list(SHEETS))}")
+    cards = []
     for name in names or SHEETS:
         sheet = SHEETS[name]
-        print(f"\n## {name}\n\n{markdown(summary(outcomes(sheet, sheet.rows(data_folder()))))}")
+        rows = sheet.rows(data_folder())
+        found = list(outcomes(sheet, rows))
+        cards.append(by_card(name, sheet, rows, found))
+        print(f"\n## {name}\n\n{markdown(summary(found))}", flush=True)
         if sheet.fitted:
             print(f"\n*In the fit*: {sheet.fitted}.")
+    print(f"\n## By card\n\n{markdown(pd.concat(cards))}")

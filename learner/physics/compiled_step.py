@@ -66,7 +66,7 @@ def part_times(prior: StepTimePrior, workloads: Sequence[Workload]) -> Array:
     """Return the time of each of `PARTS` in ms, with the constants of eager steps (n, parts).
 
     Args:
-        prior: Prior of the card's eager steps.
+        prior: Prior of the eager steps of a card without pairs.
         workloads: Steps with fused kernels (n).
     """
     terms = terms_of(workloads, prior.spec)
@@ -141,18 +141,24 @@ def log_ratio(
     family: str | None = None,
     constants: Sequence[float] = (),
     offsets: Mapping[str, float] | None = None,
+    prior: StepTimePrior | None = None,
 ) -> float:
     """Return the logarithm of the compiled step's time relative to the eager step's.
 
     It is that of the reference card: how a card's time divides into parts matters more than its
-    speed, and its eager labels hardly show it.
+    speed, and its eager labels hardly show it. In fp32 inference it is that of the card itself, if
+    its prior is known: without tensor cores, arithmetic has a larger share than on the reference.
 
     Args:
         eager, compiled: The same step in both ways.
         family: Family of the architecture; None if it has no name.
         constants: Logarithms by part, from pairs of a device (default: those of the reference).
         offsets: Additions by family (default: those of the reference).
+        prior: Prior of the eager steps of a card without pairs.
     """
+    if prior is not None and eager.precision.is_fp32 and eager.phase is Phase.INFER:
+        own = part_times(prior, [compiled])
+        return float(full_step().log_times(own)[0] - prior.log_values([eager])[0])
     parts, log_eager = times_of_pairs([eager], [compiled])
     step = CompiledStep(np.array(constants)) if constants else reference_step()
     known = reference_offsets() if offsets is None else offsets
@@ -190,6 +196,17 @@ def family_offsets(errors: Array, families: Sequence[str]) -> dict[str, float]:
 def reference_step() -> CompiledStep:
     """Return the constants of compiled steps of the reference card."""
     return _reference()[1]
+
+
+def full_step() -> CompiledStep:
+    """Return the constants of compiled steps in fp32, whose convolutions keep their layout.
+
+    Constants of convolutions in 16 bits are those of contiguous tensors, which inductor changes to
+    channels-last.
+    """
+    constants = reference_step().constants.copy()
+    constants[list(range(_AT["other products"]))] = 0.0
+    return CompiledStep(constants)
 
 
 def reference_offsets() -> Mapping[str, float]:

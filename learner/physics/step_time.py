@@ -31,7 +31,7 @@ from trappm.learner.stats.folds import draw_rows
 from trappm.profiler.devices.catalogue import DeviceSpec
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Phase, Precision
-from trappm.profiler.traced_step import KernelKind, Kernels, Pass, Size
+from trappm.profiler.traced_step import KernelKind, Kernels, KernelTable, Pass, Size
 
 Indices = IntArray
 
@@ -82,6 +82,12 @@ _SPLITS = (1, 2, 4, 8, 16, 32, 64)
 """Parts that the depth of a product may be cut into (split-k)."""
 _MIN_DEPTH_OF_A_SPLIT = 256
 """Least depth of a part. A round number: the limits of the libraries are not published."""
+
+UNPACKED_RATIO = 4
+"""Least bytes written per byte read by a cast of weights in 4 bits to 16 bits."""
+UNPACK_DISPATCHES = 6.0
+"""Operators that take the host as long as an unpacking of weights in 4 bits, in addition to its
+kernel (docs/research/step_time.md)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,9 +192,10 @@ def _parts(workload: Workload, spec: DeviceSpec) -> tuple[_Rows, _Rows, dict[str
     forward = table.passes == Pass.FORWARD
     scope = workload.scope
     updates = workload.phase is Phase.TRAIN and scope.updates
+    launches = table.counts * (1 + UNPACK_DISPATCHES * _unpacks(table))
     dispatches = [
-        table.counts[forward].sum(),
-        table.counts[~forward].sum(),
+        launches[forward].sum(),
+        launches[~forward].sum(),
         traced.parameter_tensors if updates else 0,
     ]
     each = workload.optimizer.bytes_per_update(2 if workload.precision is Precision.BF16 else 4)
@@ -200,6 +207,15 @@ def _parts(workload: Workload, spec: DeviceSpec) -> tuple[_Rows, _Rows, dict[str
         "waits_for_host": float(scope.waits_for_host),
     }
     return _streams(kernels, spec), _products(kernels, spec, workload.precision), step
+
+
+def _unpacks(table: KernelTable) -> BoolArray:
+    """Return whether each kernel unpacks weights in 4 bits, as bitsandbytes does (k)."""
+    read, written = (table.sizes[:, size] for size in (Size.READ_BYTES, Size.WRITTEN_BYTES))
+    is_constant = (read[:, 1] == 0) & (written[:, 1] == 0)
+    is_wider = (read[:, 0] > 0) & (written[:, 0] >= UNPACKED_RATIO * read[:, 0])
+    chosen: BoolArray = (table.kinds == KernelKind.CAST) & is_constant & is_wider
+    return chosen
 
 
 def _concatenate(parts: Sequence[_Rows]) -> dict[str, Tensor]:

@@ -4,6 +4,7 @@ Units are ms and GiB. The optional packages are imported when they are used:
 
     pip install --no-deps --target PEERS llm-analysis fire termcolor
     pip install --target PEERS aiconfigurator
+    pip install --no-deps --target PEERS torch-kitsune
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from research.priors import decoding
 from trappm.extensions.parallel.schedules import ShardingStrategy
 from trappm.extensions.parallel.shared_step import PROCESS, predict_parallel
 from trappm.profiler.errors import InputError
+from trappm.profiler.models.zoo import create_model
 from trappm.profiler.records import Precision
 
-GIB = 2**30
+GIB, MIB = 2**30, 2**20
 MIB_PER_GIB = 1024
 NAN = float("nan")
 GPUS_PER_NODE = 8
@@ -102,11 +104,16 @@ def _folder() -> TemporaryDirectory[str]:
     return TemporaryDirectory(prefix="costbench-")
 
 
+def config_folder() -> str:
+    """Return the folder of the configurations of models, which is deleted at exit."""
+    return _folder().name
+
+
 def predicted_run(run: MegatronRun) -> Figures:
     """Predict a run by the public API."""
     hidden, layers, heads, tokens = run.hidden, run.layers, run.heads, run.tokens
     name = (run.model_type, hidden, layers, heads, run.vocabulary, tokens)
-    file = Path(_folder().name) / f"{'-'.join(map(str, name))}.json"
+    file = Path(config_folder()) / f"{'-'.join(map(str, name))}.json"
     sizes = {
         "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads,
         "max_position_embeddings": tokens, "intermediate_size": run.feed_forward,
@@ -179,11 +186,24 @@ def llm_analysis(run: MegatronRun) -> Figures:
     return {STEP: step, **dict.fromkeys([TENSORS, *MEMORY.values()], tensors)}
 
 
+def kitsune_mib(architecture: str, input_size: int, batch_size: int) -> float:
+    """Return the peak memory of a training step with SGD in MiB, by torch-kitsune."""
+    from kitsune.predict import predict_memory
+
+    result = predict_memory(
+        create_model(architecture, input_size),
+        input_shape=(3, input_size, input_size),
+        batch_size=batch_size,
+        optimizer="sgd",
+    )
+    return float(result.total_bytes) / MIB
+
+
 def aiconfigurator(row: Any) -> Figures:
     """Run aiconfigurator for Llama 7B or 65B with TensorRT-LLM, its default."""
     from aiconfigurator.cli.api import cli_estimate
 
-    folder, times = Path(_folder().name) / row.Model.split("/")[1], 2 if "65B" in row.Model else 1
+    folder, times = Path(config_folder()) / row.Model.split("/")[1], 2 if "65B" in row.Model else 1
     sizes = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "float16",
         "hidden_size": 4096 * times, "intermediate_size": 11008 * times, "vocab_size": 32000,

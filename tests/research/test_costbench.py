@@ -13,6 +13,7 @@ from research.__main__ import main
 from research.costbench import (
     PublishedSheet,
     Tool,
+    by_card,
     line_error,
     outcomes,
     published,
@@ -82,3 +83,15 @@ def test_experts_and_context_parallelism_are_refused():
 def test_unknown_sheets_are_refused(capsys):
     assert main(["costbench", "neusigth"]) != 0
     assert "did you mean 'neusight'?" in capsys.readouterr().err
+
+
+def test_cards_have_the_rows_that_this_tool_predicts():
+    rows = ROWS.assign(card=["A100", "A100", "A100", "V100"])
+    tools = [
+        Tool("ours", lambda row: {"time, ms": ours(row)["time"]}),
+        Tool("peer", published({"time, ms": "peer"})),
+    ]
+    sheet = PublishedSheet("", lambda _: rows, {"time, ms": "ms"}, tools, card="card", model="peer")
+    [a100] = by_card("sheet", sheet, rows, list(outcomes(sheet, rows))).to_dict("records")
+    assert (a100["card"], a100["rows"], a100["peers %"]) == ("a100", 2, "peer 10")
+    assert a100["ours %"] == pytest.approx(20)

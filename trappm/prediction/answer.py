@@ -21,6 +21,7 @@ from trappm.learner.physics.compiled_step import (
     log_ratio,
 )
 from trappm.learner.physics.prior import UPDATE_SHARE
+from trappm.learner.physics.step_time import StepTimePrior
 from trappm.prediction import cost
 from trappm.prediction.fit import (
     MemoryInterval,
@@ -582,10 +583,19 @@ class _Inquiry:
         steps = self._eager_and_compiled()
         if isinstance(steps, str):
             return steps
-        of_device = () if ratio is None else (ratio.constants, ratio.families)
-        return _scale_interval(
-            figures["step_time_ms"], log_ratio(*steps, family, *of_device), log_error
-        )
+        eager, compiled = steps
+        if ratio is None:
+            log = log_ratio(eager, compiled, family, prior=self._kernel_prior)
+        else:
+            log = log_ratio(eager, compiled, family, ratio.constants, ratio.families)
+        return _scale_interval(figures["step_time_ms"], log, log_error)
+
+    @property
+    def _kernel_prior(self) -> StepTimePrior | None:
+        """The prior of the device's step times by kernels, if it has one."""
+        heads = self._trained.heads
+        head = heads.heads.get("step_time_ms") if isinstance(heads, Heads) else None
+        return head.prior if head is not None and isinstance(head.prior, StepTimePrior) else None
 
     def _figures(self, output: Predictions, row: int) -> dict[str, Interval]:
         """Return median, low and high of what the heads predict in this row, and what follows."""

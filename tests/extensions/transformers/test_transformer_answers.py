@@ -10,11 +10,12 @@ import trappm
 from trappm.extensions.transformers.model_heads import (
     HOST_RANGE,
     OF_2023,
+    OLDER_DISPATCH_US,
     transformer_times,
 )
 from trappm.learner.heads.physics_heads import known_of_others
 from trappm.learner.interface import Workload
-from trappm.learner.physics.step_time import StepTimePrior
+from trappm.learner.physics.step_time import UNPACK_DISPATCHES, StepTimePrior
 from trappm.prediction.models import subject_of
 from trappm.prediction.question import Question
 from trappm.prediction.selection import Selection, load_snapshots
@@ -133,3 +134,17 @@ def test_slower_hosts_and_slower_products_make_slower_steps():
     assert ms(times) < ms(times, 1.5) < ms(times, 2.0)
     assert ms(times) < ms(replace(times, products=2 * times.products))
     assert ms(times) < ms(replace(times, attention=2 * times.attention))
+
+
+def test_weights_in_four_bits_keep_the_host_of_short_passes_busy():
+    """Each of 7 layers per block is unpacked in the forward and in the backward pass."""
+    plain, packed = (
+        trappm.predict(
+            f"hf:llama-tiny,{method}=4", device="a100", sequence_length=16, precision="bf16"
+        ).step_time_ms
+        for method in ("lora", "qlora")
+    )
+    assert plain is not None
+    assert packed is not None
+    layers = 2 * 7
+    assert packed - plain > layers * UNPACK_DISPATCHES * OLDER_DISPATCH_US / 1e3

@@ -101,11 +101,12 @@ def test_measured_pairs_of_a_device_give_the_ratio(of_pairs):
 
 
 def test_a_median_is_not_the_ratio_of_inference_on_a_gpu(tmp_path):
-    shipped, shipped_eager = (ask(device="rtx3090", execution=how) for how in ("compile", "eager"))
+    options = {"device": "rtx3090", "precision": "amp-fp16"}
+    shipped, shipped_eager = (ask(execution=how, **options) for how in ("compile", "eager"))
     median = CompiledRatio(log_ratio=-5.0, log_error=0.1, pairs=4)
     compiled = {"rtx3090": {"infer": median.model_dump()}}
     snapshot = snapshot_of(tmp_path, {"rtx3090": shipped_heads("rtx3090")}, compiled=compiled)
-    options = {"device": "rtx3090", "snapshot": snapshot}
+    options["snapshot"] = snapshot
     answer, eager = (ask(execution=how, **options) for how in ("compile", "eager"))
     ratio = answer.step_time_ms / eager.step_time_ms
     assert ratio == pytest.approx(shipped.step_time_ms / shipped_eager.step_time_ms)

@@ -6,7 +6,8 @@
 
 Norms, residuals and dropouts of hidden states run on every rank, and block results are summed over
 the tensor-parallel ranks (Shoeybi et al. 2019, section 3). Every rank launches all kernels of its
-layers, so its host takes as long as on one GPU. Gradients are summed after the last pass.
+layers, so its host takes as long as on one GPU, and it waits for the slowest host at each sum.
+Gradients are summed after the last pass.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import numpy as np
 
 from trappm.extensions.parallel.links import NodeLinks, RankGroup
 from trappm.extensions.parallel.schedules import (
-    SCATTER,
     Parallelism,
     StepSchedule,
     expected_most,
@@ -44,6 +44,9 @@ SUMS_PER_PASS = 2
 """Sums of a block's result per pass: after attention and after the MLP."""
 LAUNCH_US = 65.0
 """Host time per kernel of Megatron-DeepSpeed, fitted to A100 nodes (docs/research/step_time.md)."""
+HOST_SCATTER = 0.2
+"""Relative standard deviation of hosts between two sums, for which ranks wait. Hosts of two ranks
+are in `LAUNCH_US` (docs/research/step_time.md)."""
 FUSED_HEADS = 4
 """Divisor of heads times samples of a rank without which Megatron-LM's softmax is not fused."""
 UNFUSED_KERNELS = 5
@@ -126,7 +129,8 @@ class DividedStep:
         # the loss, so the head's kernels do not overlap with launches of blocks.
         blocks, last = self._times(sizes, counts), self._times(sizes, head)
         launches = float(counts.sum()) + sums
-        host_ms = launches * self.launch_us / 1e3 * (1 + SCATTER * expected_most(tensor))
+        waiting = HOST_SCATTER * max(expected_most(tensor) - expected_most(2), 0.0)
+        host_ms = launches * self.launch_us / 1e3 * (1 + waiting)
         device_ms = self.slower * float(blocks.device) + sums * sum_ms
         blocks_ms = (device_ms**SHARPNESS + host_ms**SHARPNESS) ** (1 / SHARPNESS)
         return blocks_ms, self.slower * float(last.device)

@@ -18,6 +18,7 @@ from trappm.learner.interface import Workload
 from trappm.learner.physics.prior import UPDATE_SHARE
 from trappm.learner.physics.step_time import (
     PRODUCT_KINDS,
+    SHARPNESS,
     Lookup,
     StepTimePrior,
     terms_of,
@@ -58,6 +59,8 @@ class StepWork:
     """Parameters outside of blocks, which FSDP gathers once per step."""
     trained_share: float = 1.0
     """Share of the parameters in blocks and root that have gradients."""
+    host_ms: float = 0.0
+    """Time of the host in a forward and backward pass, which overlaps with the device's."""
     contention: float = 0.0
     """Slowdown of compute by FSDP and all other overhead of sharding, as a share of the time of
     overlapped collectives; 0 if not measured."""
@@ -80,6 +83,21 @@ class StepWork:
             update_ms=self.update_ms * factor,
             fixed_ms=self.fixed_ms * factor,
             copy_ms=self.copy_ms * factor,
+            host_ms=self.host_ms * factor,
+        )
+
+    def with_host_ms(self, more_ms: float) -> StepWork:
+        """Return the step with a longer host time of each forward and backward pass."""
+        passes_ms = self.forward_ms + self.backward_ms
+        device_ms = max(passes_ms**SHARPNESS - self.host_ms**SHARPNESS, 0.0) ** (1 / SHARPNESS)
+        host_ms = self.host_ms + more_ms
+        longer_ms = (device_ms**SHARPNESS + host_ms**SHARPNESS) ** (1 / SHARPNESS)
+        factor = longer_ms / passes_ms
+        return replace(
+            self,
+            forward_ms=self.forward_ms * factor,
+            backward_ms=self.backward_ms * factor,
+            host_ms=host_ms,
         )
 
 
@@ -139,6 +157,7 @@ def traced_work(workload: Workload, prior: StepTimePrior) -> StepWork:
         blocks_bytes=tuple(blocks),
         root_bytes=root,
         trained_share=trained_share,
+        host_ms=float(times.host[0] - times.host_optimizer[0]),
     )
 
 

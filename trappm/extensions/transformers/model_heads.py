@@ -26,6 +26,7 @@ from trappm.learner.interface import Z90, Estimate, TrainedHeads, Workload
 from trappm.learner.physics.prior import Prior
 from trappm.learner.physics.step_time import PRODUCT_KINDS, Peak, StepTimePrior, group_rows
 from trappm.learner.stats.calibration import LEVELS, Calibration
+from trappm.prediction.models import size_kind
 from trappm.profiler.devices.catalogue import DeviceSpec, known_spec, read_name
 from trappm.profiler.models.pool import Attention
 from trappm.profiler.records import Precision
@@ -38,6 +39,9 @@ LAUNCH_US = (3.0, 6.0)
 DISPATCH_US = 30.0
 """Host time per eager PyTorch operator, rounded from an H100 node like `LAUNCH_US`
 (docs/research/step_time.md); launches in older image labels include the time of slower hosts."""
+OLDER_DISPATCH_US = 37.0
+"""The same on nodes of A100, V100 and T4: geometric mean of nine published models whose steps wait
+for the host (docs/research/step_time.md)."""
 HOST_RANGE = 2.0
 """Assumed ratio between the fastest or slowest and a typical host, a rounded value."""
 
@@ -92,10 +96,12 @@ _HALF = "published steps of language models in bf16 (llm-foundry)"
 _FLASH = f"{_HALF} and FlashAttention 2's kernels"
 _KERNELS = f"{_HALF} and kernels of today's libraries (aiconfigurator)"
 _FULL = "published whole language models in fp32, with eager attention (NeuSight)"
+_IMAGES = "published image models of transformers in fp32, and language models (NeuSight)"
 KNOWN = {
     ("a100", True): TransformerTimes(
         products=(STEPS_OF_2023 * KERNELS_OF_TODAY) ** 0.5,
         attention=FLASH_2,
+        dispatch_us=OLDER_DISPATCH_US,
         contention=0.046,
         errors=(0.88, 1.30),
         basis=_KERNELS,
@@ -104,9 +110,12 @@ KNOWN = {
         products=1.436, attention=2.863, contention=0.168, errors=(0.941, 1.085), basis=_HALF
     ),
     **{
-        (card, False): TransformerTimes(errors=(0.953, 1.146), basis=_FULL)
-        for card in ("v100", "t4", "a100", "h100")
+        (card, False): TransformerTimes(
+            dispatch_us=OLDER_DISPATCH_US, errors=(0.953, 1.146), basis=_FULL
+        )
+        for card in ("v100", "t4", "a100")
     },
+    ("h100", False): TransformerTimes(errors=(0.953, 1.146), basis=_FULL),
     # Both are limited to about 70 W, which keeps their clocks far below the data sheets.
     ("l4", False): TransformerTimes(errors=(0.953, 1.146), basis=_FULL, like="t4"),
 }
@@ -117,6 +126,10 @@ OF_2023 = {
     )
 }
 """The same with libraries of 2021 to 2023, as in published runs of Megatron-LM and generation."""
+
+IMAGE_ERRORS = (0.78, 1.16)
+"""90 % interval of measured / predicted of transformers' image models in fp32, chosen to hold most
+published steps on A100, V100 and T4: few images take less time than predicted."""
 
 OTHER_TIMES = TransformerTimes(
     attention=FLASH_2, errors=(0.5, 2.0), basis="no step of a language model"
@@ -192,6 +205,8 @@ def model_heads(
     times, spec = transformer_times(card, precision, of_2023=is_megatron), known_spec(card)
     if times is None or spec is None or not isinstance(trained.heads, Heads):
         return None
+    if size_kind(architecture) != "tokens" and precision.is_fp32:
+        times = replace(times, errors=IMAGE_ERRORS, basis=_IMAGES)
     head = language_model_head(others, card, spec, times, errors_of(times))
     known = trained.heads
     heads = replace(known, heads={**known.heads, "step_time_ms": head})
