@@ -56,7 +56,7 @@ campaign: $(INSTALLED) ## run a whole labelling campaign on this machine (ARGS='
 # A file's tests stay in one process: they share what is dear to make. A test that measures takes the
 # lock of its device, so two of them wait for each other and do not disturb each other.
 test: $(INSTALLED) ## run the tests (ARGS='-k name' for some of them)
-	@$(BIN)/python -m pytest -m 'not slow and not gpu' -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(BIN)/python -m pytest -m 'not slow and not gpu' -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-slow: $(INSTALLED) ## run the tests that take minutes
 	@$(BIN)/python -m pytest -m 'slow and not gpu' $(ARGS)
