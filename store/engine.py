@@ -204,16 +204,20 @@ def store_errors(engine: Engine, *, opening: bool = False) -> Iterator[None]:
         raise _store_error(engine, error, opening) from error
 
 
-def insert(session: Session, table: type[Base]) -> Insert:
-    """Return an INSERT of the session's database system that supports ON CONFLICT."""
-    is_sqlite = session.get_bind().dialect.name == "sqlite"
-    return sqlite.insert(table) if is_sqlite else postgresql.insert(table)
+def dialect_of(session: Session) -> str:
+    """Return the name of the session's database system."""
+    return session.get_bind().dialect.name
+
+
+def insert(dialect: str, table: type[Base]) -> Insert:
+    """Return an INSERT of a database system that supports ON CONFLICT."""
+    return sqlite.insert(table) if dialect == "sqlite" else postgresql.insert(table)
 
 
 def insert_new(session: Session, table: type[Base], rows: Sequence[Mapping[str, Any]]) -> None:
     """Insert the rows whose unique values are new; leave the others as they are."""
     if rows:
-        query = insert(session, table).on_conflict_do_nothing()
+        query = insert(dialect_of(session), table).on_conflict_do_nothing()
         session.connection().execute(query, list(rows))
 
 

@@ -9,6 +9,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -29,7 +30,7 @@ from trappm.profiler.records import (
     Provenance,
 )
 from trappm.store.assignments import MAX_ATTEMPTS, lock_rows, write, write_labels
-from trappm.store.engine import Insert, StoreAwayError, insert, insert_new
+from trappm.store.engine import Insert, StoreAwayError, dialect_of, insert, insert_new
 from trappm.store.files import COLUMNS, FileRow, fingerprint_of, first_fault, measurement_in, row_of
 from trappm.store.label_filter import LabelFilter
 from trappm.store.labels import apply_filter
@@ -362,7 +363,7 @@ def _insert(session: Session, attempts: Sequence[_Attempt]) -> dict[str, int]:
         return {}
     rows = [attempt.to_row() for attempt in fresh.values()]
     # Without RETURNING: a statement of 2,000 rows takes longer to parse than to execute.
-    query = insert(session, MeasurementRow).on_conflict_do_nothing()
+    query = insert(dialect_of(session), MeasurementRow).on_conflict_do_nothing()
     query = query.execution_options(preserve_rowcount=True)
     if session.connection().execute(query, rows).rowcount != len(rows):
         raise StoreAwayError("another process was just recording the same attempts")
@@ -373,7 +374,7 @@ def _insert(session: Session, attempts: Sequence[_Attempt]) -> dict[str, int]:
         if (result := _label_values(attempt.measurement)) is not None
     ]
     if labels:
-        session.connection().execute(_label_upsert(session), labels)
+        session.connection().execute(_label_upsert(dialect_of(session)), labels)
     return new
 
 
@@ -424,9 +425,10 @@ def _label_values(measurement: Measurement) -> dict[str, Any] | None:
     }
 
 
-def _label_upsert(session: Session) -> Insert:
+@cache
+def _label_upsert(dialect: str) -> Insert:
     """Return an INSERT of labels that replaces an existing label of less value."""
-    query = insert(session, LabelRow)
+    query = insert(dialect, LabelRow)
     offered = query.excluded
     measured_instead = and_(
         offered.provenance == Provenance.MEASURED, LabelRow.provenance != Provenance.MEASURED

@@ -13,7 +13,7 @@ from trappm.profiler.errors import TrappmError, storable
 from trappm.profiler.files import report_damage
 from trappm.profiler.records import GraphTemplate, Pair
 from trappm.profiler.traced_step import MAX_BYTES, Refusal, Trace, TraceCache, TraceKey
-from trappm.store.engine import insert, insert_new
+from trappm.store.engine import dialect_of, insert, insert_new
 from trappm.store.records import TraceState
 from trappm.store.schema import GraphRow, TraceRow
 from trappm.store.transactions import Database, Repository, call_of, reading, writing
@@ -75,7 +75,7 @@ class SqlTraces(Repository, TraceCache):
             "created_at": call_of(session).at,
         }
         values["size"] = len(values["data"] or b"")
-        query = insert(session, TraceRow).values(digest=key.digest, **values)
+        query = insert(dialect_of(session), TraceRow).values(digest=key.digest, **values)
         session.execute(query.on_conflict_do_update(index_elements=["digest"], set_=values))
         self._shrink(session)
 
