@@ -59,11 +59,14 @@ class Host:
         environment.write_text("\n".join(["unset PYTHONHOME RAY_ADDRESS", *lines]))
 
     def boot(self):
-        here = shlex.quote(str(self.folder))
+        here, root = shlex.quote(str(self.folder)), shlex.quote(str(ROOT))
         script = (
+            f"mount -t tmpfs tmpfs /media; mkdir /media/clone; mount --bind {root} /media/clone\n"
             f"mount --make-rprivate /; hostname {self.name}; mount -t tmpfs tmpfs /dev/shm\n"
             f"mount --bind {here}/../shared /srv; mount --bind {self.server} /mnt\n"
-            f"mount --bind {here}/home /home; mount --bind {here}/tmp /tmp; exec sleep infinity"
+            f"mount --bind {here}/home /home; mount --bind {here}/tmp /tmp\n"
+            # A clone below /home or /tmp is seen again.
+            f"mkdir -p {root}; mount --bind /media/clone {root}; exec sleep infinity"
         )
         unshared = ["unshare", "-m", "-u", "-i", "-p", "-f", "--kill-child", "--mount-proc"]
         command = ["ip", "netns", "exec", self.name, *unshared, "bash", "-ec", script]
