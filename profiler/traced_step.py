@@ -408,6 +408,7 @@ class Trace:
                     if (key := f"allocations.{name}") in arrays
                 }
                 first, second = columns.pop("batch_sizes").tolist()
+                rest.pop("element_bytes", None)  # of some hours
                 if "element_bytes" not in columns:  # written before 30 November 2026
                     sizes, count = columns["parameter_bytes"], rest["kernels"]["parameters"]
                     usual = round(float(sizes.sum()) / max(count, 1)) or 1

@@ -59,7 +59,7 @@ LINE_ROWS, LINE_FLOOR = 8, 0.005
 INFER, MIB = "inference, ms", "GPU memory, MiB"
 HARDWARE_SPREAD = "0.07 to 2"
 """Standard deviation in percent of the time of the same program over 39 H100 nodes: ResNet-50 in
-TF32, and BERT (published; `shared/data/new/README.md`). No predictor of a card can be better."""
+TF32, and BERT (published; `shared/data/new/README.md`)."""
 
 
 @dataclass(frozen=True)
@@ -226,6 +226,7 @@ def by_card(
         if errors.empty:
             continue
         means = errors.mean().dropna()
+        is_known = str(card).startswith("h100")
         lines.append(
             {
                 "sheet": name,
@@ -234,7 +235,7 @@ def by_card(
                 "rows": len(errors),
                 "ours %": means.get(ours, NAN),
                 "peers %": ", ".join(f"{p} {means[p]:.3g}" for p in peers if p in means),
-                "hardware %": HARDWARE_SPREAD if str(quantity).endswith("ms") else "",
+                "hardware %": HARDWARE_SPREAD if is_known and str(quantity).endswith("ms") else "",
             }
         )
     return pd.DataFrame(lines)

@@ -30,8 +30,8 @@ from trappm.learner.physics.step_time import (
     terms_of,
     times_of,
 )
-from trappm.profiler.devices.catalogue import spec_of
-from trappm.profiler.records import Phase
+from trappm.profiler.devices.catalogue import read_name, spec_of
+from trappm.profiler.records import Phase, Precision
 from trappm.profiler.traced_step import KernelKind
 
 PARTS = (
@@ -135,6 +135,16 @@ Twelve published pairs of training steps lie 3 to 22 % below it, and none above 
 """
 
 
+def has_own_ratio(card: str, precision: Precision, phase: Phase) -> bool:
+    """Return whether compiled steps follow the card's own constants, not the reference's.
+
+    In fp32 inference, other cards than the reference divide the time differently: without tensor
+    cores in products, arithmetic has a larger share. It was judged on V100, T4 and A100.
+    """
+    is_fp32 = precision in (Precision.FP32, Precision.FP32_STRICT)
+    return is_fp32 and phase is Phase.INFER and read_name(card).model != REFERENCE
+
+
 def log_ratio(
     eager: Workload,
     compiled: Workload,
@@ -146,17 +156,16 @@ def log_ratio(
     """Return the logarithm of the compiled step's time relative to the eager step's.
 
     It is that of the reference card: how a card's time divides into parts matters more than its
-    speed, and its eager labels hardly show it. In fp32 inference it is that of the card itself, if
-    its prior is known: without tensor cores, arithmetic has a larger share than on the reference.
+    speed, and its eager labels hardly show it. See `has_own_ratio` for the exception.
 
     Args:
         eager, compiled: The same step in both ways.
         family: Family of the architecture; None if it has no name.
         constants: Logarithms by part, from pairs of a device (default: those of the reference).
         offsets: Additions by family (default: those of the reference).
-        prior: Prior of the eager steps of a card without pairs.
+        prior: Prior of the eager steps of a card with a ratio of its own, and without pairs.
     """
-    if prior is not None and eager.precision.is_fp32 and eager.phase is Phase.INFER:
+    if prior is not None:
         own = part_times(prior, [compiled])
         return float(full_step().log_times(own)[0] - prior.log_values([eager])[0])
     parts, log_eager = times_of_pairs([eager], [compiled])

@@ -83,8 +83,6 @@ _SPLITS = (1, 2, 4, 8, 16, 32, 64)
 _MIN_DEPTH_OF_A_SPLIT = 256
 """Least depth of a part. A round number: the limits of the libraries are not published."""
 
-UNPACKED_RATIO = 4
-"""Least bytes written per byte read by a cast of weights in 4 bits to 16 bits."""
 UNPACK_DISPATCHES = 6.0
 """Operators that take the host as long as an unpacking of weights in 4 bits, in addition to its
 kernel (docs/research/step_time.md)."""
@@ -192,7 +190,7 @@ def _parts(workload: Workload, spec: DeviceSpec) -> tuple[_Rows, _Rows, dict[str
     forward = table.passes == Pass.FORWARD
     scope = workload.scope
     updates = workload.phase is Phase.TRAIN and scope.updates
-    launches = table.counts * (1 + UNPACK_DISPATCHES * _unpacks(table))
+    launches = table.counts * (1 + UNPACK_DISPATCHES * _unpacks(table, workload))
     dispatches = [
         launches[forward].sum(),
         launches[~forward].sum(),
@@ -209,12 +207,20 @@ def _parts(workload: Workload, spec: DeviceSpec) -> tuple[_Rows, _Rows, dict[str
     return _streams(kernels, spec), _products(kernels, spec, workload.precision), step
 
 
-def _unpacks(table: KernelTable) -> BoolArray:
-    """Return whether each kernel unpacks weights in 4 bits, as bitsandbytes does (k)."""
+def _unpacks(table: KernelTable, workload: Workload) -> BoolArray:
+    """Return whether each kernel unpacks weights in 4 bits, as bitsandbytes does (k).
+
+    Such a kernel casts a buffer of the model to the type of the products.
+    """
+    casts: BoolArray = table.kinds == KernelKind.CAST
+    allocations = None if workload.trace is None else workload.trace.allocations
+    if allocations is None:
+        return np.zeros_like(casts)
     read, written = (table.sizes[:, size] for size in (Size.READ_BYTES, Size.WRITTEN_BYTES))
     is_constant = (read[:, 1] == 0) & (written[:, 1] == 0)
-    is_wider = (read[:, 0] > 0) & (written[:, 0] >= UNPACKED_RATIO * read[:, 0])
-    chosen: BoolArray = (table.kinds == KernelKind.CAST) & is_constant & is_wider
+    wider = 8 if workload.precision.is_fp32 else 4
+    is_of_buffer = np.isin(read[:, 0], allocations.buffer_bytes) & (read[:, 0] > 0)
+    chosen: BoolArray = casts & is_constant & is_of_buffer & (written[:, 0] == wider * read[:, 0])
     return chosen
 
 

@@ -132,7 +132,7 @@ def short_passes_ours(row: Any) -> Figures:
     """Predict a pass; several GPUs run FSDP with checkpoints."""
     quantized = "q" if isinstance(row.quantization, str) else ""
     is_shared = row.n_gpus > 1
-    passes = GLOBAL_BATCH // int(row.micro_batch)
+    passes = GLOBAL_BATCH // int(row.micro_batch * row.n_gpus)
     result = predict_parallel(
         f"{_name(row.model)},{quantized}lora={LORA_RANK['litgpt']}"
         + (",checkpointing" if is_shared else ""),

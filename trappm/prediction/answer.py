@@ -18,6 +18,7 @@ from trappm.learner.physics.compiled_step import (
     MEMORY_BELOW_90,
     PARTS,
     RATIO_90,
+    has_own_ratio,
     log_ratio,
 )
 from trappm.learner.physics.prior import UPDATE_SHARE
@@ -86,6 +87,9 @@ SIMULATED_REMARK = "No model like this one was measured: memory is simulated."
 NOT_COMPILED = "it is not predicted for compiled steps"
 COMPILED_MEMORY_REMARK = "Memory is that of the eager step; a compiled one takes up to 22 % less."
 RATIO_REMARK = "The ratio to the eager step is from pairs of inference steps on an RTX 4090."
+OWN_RATIO_REMARK = (
+    "The ratio to the eager step is from the fused kernels and this card's eager steps."
+)
 TRAINING_RATIO_REMARK = (
     "The ratio to the eager step is from the fused kernels; no compiled training step was fitted."
 )
@@ -231,7 +235,7 @@ def answer_compiled(
     eager: Prediction,
     figures: Mapping[str, Interval],
     without: Mapping[str, str],
-    ratio: CompiledRatio | None = None,
+    ratio_remark: str = "",
 ) -> Prediction:
     """Return the answer about the compiled step; the eager figures become one remark.
 
@@ -239,7 +243,7 @@ def answer_compiled(
         eager: Answer about the eager step.
         figures: Step time and memory of the compiled step, as far as they are predicted.
         without: Why the others are not, as far as there is a particular reason.
-        ratio: Ratio of the step times from pairs of the device, if it has any.
+        ratio_remark: Source of the ratio of the step times.
     """
     known = dict(figures)
     if (times := known.get("step_time_ms")) is not None:
@@ -269,7 +273,7 @@ def answer_compiled(
         missing=missing,
         unfamiliar=tuple(metric for metric in eager.unfamiliar if metric in known),
         beyond_labels={},
-        remarks=_remarks_on_compiled(eager, known, ratio),
+        remarks=_remarks_on_compiled(eager, known, ratio_remark),
         mig_profile=None,
         power_source=None,
         best_power_limit=None,
@@ -534,7 +538,7 @@ class _Inquiry:
             known["memory_mib"] = median, median / math.exp(below), high
         if self._question.epochs is not None and "step_time_ms" in without:
             without["run"] = f"{NEEDS}the step time"
-        answer = answer_compiled(eager, known, without, self._measured_ratio)
+        answer = answer_compiled(eager, known, without, self._ratio_remark)
         return replace(answer, run=self._run_cost(known))
 
     def _eager_and_compiled(self) -> tuple[Workload, Workload] | str:
@@ -591,8 +595,19 @@ class _Inquiry:
         return _scale_interval(figures["step_time_ms"], log, log_error)
 
     @property
+    def _ratio_remark(self) -> str:
+        """The source of the ratio of a compiled step's time to the eager one's."""
+        if (ratio := self._measured_ratio) is not None:
+            return f"The ratio to the eager step is from {ratio.pairs} pairs on {self.device}."
+        if self._kernel_prior is not None:
+            return OWN_RATIO_REMARK
+        return RATIO_REMARK if self._phase is Phase.INFER else TRAINING_RATIO_REMARK
+
+    @property
     def _kernel_prior(self) -> StepTimePrior | None:
-        """The prior of the device's step times by kernels, if it has one."""
+        """The prior of the device's eager steps by kernels, if its compiled steps follow it."""
+        if not has_own_ratio(self.card, self._settings.precision, self._phase):
+            return None
         heads = self._trained.heads
         head = heads.heads.get("step_time_ms") if isinstance(heads, Heads) else None
         return head.prior if head is not None and isinstance(head.prior, StepTimePrior) else None
@@ -874,7 +889,7 @@ def _remarks_on_simulated(trace: Trace, loop_remark: str | None) -> tuple[str, .
 
 
 def _remarks_on_compiled(
-    eager: Prediction, figures: Mapping[str, Interval], ratio: CompiledRatio | None
+    eager: Prediction, figures: Mapping[str, Interval], ratio_remark: str
 ) -> tuple[str, ...]:
     """Return the remarks on a compiled step: its eager figures and remarks, and its sources."""
     remarks = [remark for remark in eager.remarks if remark != eager.memory_remark]
@@ -882,12 +897,7 @@ def _remarks_on_compiled(
     if in_eager:
         remarks.insert(0, f"In eager mode this step takes {', '.join(in_eager)}.")
     if "step_time_ms" in figures:
-        by_kernels = RATIO_REMARK if eager.phase == Phase.INFER else TRAINING_RATIO_REMARK
-        remarks.append(
-            by_kernels
-            if ratio is None
-            else f"The ratio to the eager step is from {ratio.pairs} pairs on {eager.device}."
-        )
+        remarks.append(ratio_remark)
     if "memory_mib" in figures:
         remarks.append(COMPILED_MEMORY_REMARK)
     return tuple(remarks)

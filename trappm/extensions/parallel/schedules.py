@@ -117,12 +117,6 @@ SCATTER = 0.05
 in nodes of V100s (docs/research/step_time.md)."""
 
 
-HOOKS_MS = 5.5
-"""Host time per block and pass of FSDP: hooks that gather, replace and reduce its parameters. It is
-the geometric mean of litgpt's LoRA of three models on 2 and 4 A100s (docs/research/step_time.md).
-"""
-
-
 @dataclass(frozen=True, kw_only=True)
 class StepSchedule:
     """Times of a step on several GPUs, in ms."""
@@ -210,7 +204,7 @@ def _of_a_rank(work: StepWork, parallelism: Parallelism) -> StepWork:
         # for the reduction. No label shows that the sharded update saves more time than these
         # copies take, so the compute of a rank is never below that of one GPU.
         copies_ms = max((2 * parallelism.accumulation + 1) * work.copy_ms, saved_ms)
-    work = work.with_host_ms(HOOKS_MS * len(work.blocks_bytes))
+    work = work.with_host_ms(work.hooks_ms)
     return replace(work, update_ms=work.update_ms - saved_ms, fixed_ms=work.fixed_ms + copies_ms)
 
 

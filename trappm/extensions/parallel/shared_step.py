@@ -354,9 +354,13 @@ class SharedStep:
         return replicated and (parallelism.sharded_optimizer or _is_megatron(self.single.model))
 
     def _make_schedule(
-        self, parallelism: Parallelism, node: NodeLinks, step_ms: float | None = None
+        self,
+        parallelism: Parallelism,
+        node: NodeLinks,
+        step_ms: float | None = None,
+        hooks: float = 1.0,
     ) -> StepSchedule:
-        """Return the schedule, optionally if one GPU took `step_ms`."""
+        """Return the schedule, optionally if one GPU took `step_ms`, and FSDP's hooks more."""
         from trappm.extensions.parallel.model_parallel import schedule_divided
         from trappm.extensions.parallel.schedules import schedule
 
@@ -364,7 +368,9 @@ class SharedStep:
         is_megatron = _is_megatron(self.single.model)
         is_ddp = parallelism.strategy is ShardingStrategy.DDP and parallelism.ranks > 1
         if parallelism.strategy is not ShardingStrategy.TP and not (is_megatron and is_ddp):
-            return schedule(self.work.lasting(factor * self.work.step_ms), parallelism, node)
+            work = self.work.lasting(factor * self.work.step_ms)
+            work = replace(work, hooks_ms=hooks * work.hooks_ms)
+            return schedule(work, parallelism, node)
         if self.divided is None:
             raise InputError(
                 "strategy tp needs a model with identical blocks of linear layers; use ddp or fsdp "
@@ -380,9 +386,12 @@ class SharedStep:
         spread = RankGroup(node=node, gpus=parallelism.gpus, nodes=parallelism.nodes).spread
         bounds = self.single.intervals["step_time_ms"]
         widths = []
+        from trappm.extensions.parallel.step_work import HOOKS_RANGE
+
         for bound_ms, sign in zip(bounds, (-1, 1), strict=True):
             slower = node.slower(exp(sign * SPREAD_90 * spread))
-            computed = self._make_schedule(parallelism, node, bound_ms).step_ms
+            hooks = HOOKS_RANGE**sign
+            computed = self._make_schedule(parallelism, node, bound_ms, hooks).step_ms
             communicated = self._make_schedule(parallelism, slower).step_ms
             widths.append(hypot(log(computed / step_ms), log(communicated / step_ms)))
         return step_ms * exp(-widths[0]), step_ms * exp(widths[1])

@@ -27,6 +27,14 @@ from trappm.learner.physics.step_time import (
 from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.traced_step import Allocations, Event, KernelKind, KernelTable, Pass, Size
 
+HOOKS_MS = 5.5
+"""Host time of FSDP's hooks per block, forward and backward, where most parameters are frozen: the
+geometric mean of litgpt's LoRA of three models on 2 and 4 A100s, 2.6 to 8.8 ms
+(docs/research/step_time.md)."""
+HOOKS_RANGE = 2.0
+"""Factor of these hooks, both ways, in the 90 % interval."""
+MOST_FROZEN = 0.5
+"""Share of trained parameters below which these hooks count."""
 READ_AND_WRITTEN = 2
 """Bytes moved per copied byte: one read and one write."""
 
@@ -61,6 +69,8 @@ class StepWork:
     """Share of the parameters in blocks and root that have gradients."""
     host_ms: float = 0.0
     """Time of the host in a forward and backward pass, which overlaps with the device's."""
+    hooks_ms: float = 0.0
+    """Time of the host that FSDP adds to a forward and backward pass."""
     contention: float = 0.0
     """Slowdown of compute by FSDP and all other overhead of sharding, as a share of the time of
     overlapped collectives; 0 if not measured."""
@@ -158,6 +168,7 @@ def traced_work(workload: Workload, prior: StepTimePrior) -> StepWork:
         root_bytes=root,
         trained_share=trained_share,
         host_ms=float(times.host[0] - times.host_optimizer[0]),
+        hooks_ms=HOOKS_MS * len(blocks) if trained_share < MOST_FROZEN else 0.0,
     )
 
 

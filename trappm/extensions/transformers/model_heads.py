@@ -96,7 +96,7 @@ _HALF = "published steps of language models in bf16 (llm-foundry)"
 _FLASH = f"{_HALF} and FlashAttention 2's kernels"
 _KERNELS = f"{_HALF} and kernels of today's libraries (aiconfigurator)"
 _FULL = "published whole language models in fp32, with eager attention (NeuSight)"
-_IMAGES = "published image models of transformers in fp32, and language models (NeuSight)"
+_IMAGES = "published inference of transformers' image models in fp32 on A100, V100 and T4"
 KNOWN = {
     ("a100", True): TransformerTimes(
         products=(STEPS_OF_2023 * KERNELS_OF_TODAY) ** 0.5,
@@ -127,9 +127,10 @@ OF_2023 = {
 }
 """The same with libraries of 2021 to 2023, as in published runs of Megatron-LM and generation."""
 
+IMAGE_CARDS = ("a100", "v100", "t4")
 IMAGE_ERRORS = (0.78, 1.16)
 """90 % interval of measured / predicted of transformers' image models in fp32, chosen to hold most
-published steps on A100, V100 and T4: few images take less time than predicted."""
+published steps on these cards: few images take less time than predicted."""
 
 OTHER_TIMES = TransformerTimes(
     attention=FLASH_2, errors=(0.5, 2.0), basis="no step of a language model"
@@ -205,7 +206,8 @@ def model_heads(
     times, spec = transformer_times(card, precision, of_2023=is_megatron), known_spec(card)
     if times is None or spec is None or not isinstance(trained.heads, Heads):
         return None
-    if size_kind(architecture) != "tokens" and precision.is_fp32:
+    is_of_images = size_kind(architecture) != "tokens" and precision is Precision.FP32
+    if is_of_images and read_name(card).model in IMAGE_CARDS:
         times = replace(times, errors=IMAGE_ERRORS, basis=_IMAGES)
     head = language_model_head(others, card, spec, times, errors_of(times))
     known = trained.heads
