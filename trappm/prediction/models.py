@@ -29,6 +29,7 @@ from functools import cached_property, lru_cache, partial
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from trappm.profiler import errors
@@ -308,6 +309,7 @@ read in a confined process."""
 def _content_hash(path: Path, _size: int, _modified_ns: int, _inode: int) -> str:
     with path.open("rb") as file:
         if file.read(1) != _FIRST_BYTE:
+            _extension_of_files()
             raise ModelFileError(
                 f"{path} is not an ONNX file, or is cut short; export the model again"
             )
@@ -605,14 +607,19 @@ def file_tracer(path: str, input_size: int | None, is_tokens: bool = False) -> L
     Raises:
         InputError: No installed extension reads files.
     """
+    tracer: LocalTracer = _extension_of_files().FileTracer(path, input_size, is_tokens)
+    return tracer
+
+
+def _extension_of_files() -> ModuleType:
+    """Return the extension that reads files; raises InputError if none is installed."""
     extension = next(iter(extension_modules("model_files")), None)
     if extension is None:
         raise InputError(
             "ONNX files need the extension trappm.extensions.onnx, which is not installed; "
             "install TraPPM again, or give a timm name such as resnet50"
         )
-    tracer: LocalTracer = extension.FileTracer(path, input_size, is_tokens)
-    return tracer
+    return extension
 
 
 @dataclass(frozen=True)
