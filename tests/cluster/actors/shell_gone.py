@@ -24,6 +24,7 @@ from emulated_cluster import (
     campaign_process,
     created,
     emulated,
+    finished,
     launch,
     spec,
     wait_for_attempts,
@@ -44,14 +45,14 @@ def main(url, password):
     with emulated(NODES) as made, Store.open(own) as store:
         campaign_id = created(store, PLAN)
         shell = [sys.executable, __file__, "shell", made.address, campaign_id, url]
-        finished = subprocess.run(
+        gone = subprocess.run(
             shell,
             env=os.environ | {"PGPASSWORD": password},
             check=False,
             capture_output=True,
             text=True,
         )
-        assert finished.returncode == 0, finished.stderr
+        assert gone.returncode == 0, gone.stderr
         wait_for_attempts(store, campaign_id, 10)
         os.kill(campaign_process(), 9)
         before = attempts(store, campaign_id)
@@ -59,7 +60,7 @@ def main(url, password):
         seen = {**in_processes(), **in_files(os.environ["RAY_TMPDIR"])}
         seen |= {
             "actors": str(ray._private.state.actors()),
-            "shell": finished.stdout + finished.stderr,
+            "shell": gone.stdout + gone.stderr,
         }
         report = finished(store, campaign_id, PLAN)
         seen |= in_files(os.environ["RAY_TMPDIR"])
