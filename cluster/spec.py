@@ -433,11 +433,17 @@ def presets() -> list[str]:
 
 
 def load_preset(name: str) -> CampaignSpec:
-    """Load a preset; raise InputError for an unknown name."""
+    """Load a preset, with the pool of `laptop` if it has none; an unknown name is an InputError."""
     if name not in presets():
         raise InputError(f"no preset {name!r}; there are: {', '.join(presets())}")
+    values = _preset_values(name)
+    return CampaignSpec.model_validate({"pool": _preset_values("laptop")["pool"], **values})
+
+
+def _preset_values(name: str) -> dict[str, Any]:
     text = (_PRESETS / f"{name}.yaml").read_text(encoding="utf-8")
-    return parse_spec(text, origin=f"preset {name}")
+    values: dict[str, Any] = load_yaml(text, f"preset {name}")
+    return values
 
 
 def load_spec(path: Path) -> CampaignSpec:

@@ -200,7 +200,7 @@ def summary(found: Iterable[ToolOutcome]) -> pd.DataFrame:
 
 
 def by_card(
-    name: str, sheet: PublishedSheet, rows: pd.DataFrame, found: Iterable[ToolOutcome]
+    name: str, sheet: PublishedSheet, rows: pd.DataFrame, of_sheet: Iterable[ToolOutcome]
 ) -> pd.DataFrame:
     """Return a line per quantity and card: rows, mean errors in percent, spread of the hardware.
 
@@ -216,7 +216,7 @@ def by_card(
             "tool": outcome.tool,
             "error": 100 * abs(outcome.figure.value / outcome.measured - 1),
         }
-        for outcome in found
+        for outcome in of_sheet
     )
     ours, *peers = (tool.name for tool in sheet.tools)
     lines = []
@@ -426,9 +426,9 @@ def main(
     for name in names or SHEETS:
         sheet = SHEETS[name]
         rows = sheet.rows(data_folder())
-        found = list(outcomes(sheet, rows))
-        cards.append(by_card(name, sheet, rows, found))
-        print(f"\n## {name}\n\n{markdown(summary(found))}", flush=True)
+        of_sheet = list(outcomes(sheet, rows))
+        cards.append(by_card(name, sheet, rows, of_sheet))
+        print(f"\n## {name}\n\n{markdown(summary(of_sheet))}", flush=True)
         if sheet.fitted:
             print(f"\n*In the fit*: {sheet.fitted}.")
     print(f"\n## By card\n\n{markdown(pd.concat(cards))}")

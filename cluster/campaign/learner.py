@@ -22,7 +22,12 @@ from trappm.cluster.campaign.training import Judgement, TrainingReport, Transfer
 from trappm.cluster.spec import MIN_TRAINING_LABELS
 from trappm.learner.acquisition import AcquisitionRequest, cold_start, strategy_named
 from trappm.learner.acquisition.pool_knowledge import PoolKnowledge, probability_above
-from trappm.learner.heads.physics_heads import Heads, similar_constants, train_heads
+from trappm.learner.heads.physics_heads import (
+    Heads,
+    kernel_head,
+    similar_constants,
+    train_heads,
+)
 from trappm.learner.interface import (
     CompiledPair,
     DeviceHeads,
@@ -37,7 +42,6 @@ from trappm.learner.interface import (
 from trappm.learner.paper.encoder import Encoder, make_encoder
 from trappm.learner.paper.presets import preset_named
 from trappm.learner.physics.devices.known_devices import KnownDevices, known_devices
-from trappm.learner.physics.step_time import StepTimePrior
 from trappm.learner.snapshots.compiled_ratios import fit_compiled_ratios
 from trappm.learner.snapshots.promotion import promote
 from trappm.learner.snapshots.registry import LATEST, Registry
@@ -305,10 +309,8 @@ class CampaignLearner:
         ):
             return None
         heads, known = self._heads.get(self._source), known_devices()
-        head = heads.heads.get("step_time_ms") if isinstance(heads, Heads) else None
-        if head is None or not isinstance(head.prior, StepTimePrior):
-            return known
-        return replace(known, centre=head.prior.constants)
+        head = None if heads is None else kernel_head(heads)
+        return known if head is None else replace(known, centre=head.prior.constants)
 
     def _knowledge(self, card: str, others: KnownDevices | None) -> PoolKnowledge:
         """Return knowledge of the metrics that are labelled; before any label, time and memory."""

@@ -42,7 +42,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from threading import Lock
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar, cast
 
 import numpy as np
 import torch
@@ -830,6 +830,14 @@ def similar_constants(card: str) -> Tensor | None:
     """Return the step-time constants of the most similar card (c); None unless it is a GPU."""
     others = known_of_others()[0]
     return None if others.basis(card) is None else others.constants_of(card)
+
+
+def kernel_head(heads: DeviceHeads) -> Head[StepTimePrior] | None:
+    """Return the head of step times if its prior is that of kernels; None for other heads."""
+    head = heads.heads.get("step_time_ms") if isinstance(heads, Heads) else None
+    if head is None or not isinstance(head.prior, StepTimePrior):
+        return None
+    return cast("Head[StepTimePrior]", head)
 
 
 def head_of(prior: Prior, errors: Calibration) -> Head[Prior]:

@@ -113,7 +113,7 @@ class Optimizer(enum.StrEnum):
 
     @property
     def states_per_parameter(self) -> int:
-        """Number of states that it keeps of each parameter, whatever their type."""
+        """Number of states that it keeps of each parameter, of any type."""
         if self is Optimizer.ADAMW_8BIT:
             return 2
         return 2 if self.is_adam else int(self is Optimizer.MOMENTUM)

@@ -378,7 +378,8 @@ def _compare(
     as_json: bool = False,
 ) -> None:
     """Show the errors of a campaign's learner and of another one by number of labels."""
-    from trappm.reports.learner_comparison import compare_learners, draw_png, print_comparison
+    from trappm.cluster.campaign.learner_comparison import compare_learners
+    from trappm.reports.learner_comparison import draw_png, print_comparison
     from trappm.terminal.plots import require_matplotlib
     from trappm.terminal.progress_bars import ProgressLine
 

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
-from trappm.learner.heads.physics_heads import Heads
+from trappm.learner.heads.physics_heads import Heads, kernel_head
 from trappm.learner.interface import Z90, DeviceHeads, Predictions, Workload
 from trappm.learner.physics.compiled_step import (
     MEMORY_BELOW_90,
@@ -608,9 +608,8 @@ class _Inquiry:
         """The prior of the device's eager steps by kernels, if its compiled steps follow it."""
         if not has_own_ratio(self.card, self._settings.precision, self._phase):
             return None
-        heads = self._trained.heads
-        head = heads.heads.get("step_time_ms") if isinstance(heads, Heads) else None
-        return head.prior if head is not None and isinstance(head.prior, StepTimePrior) else None
+        head = kernel_head(self._trained.heads)
+        return None if head is None else head.prior
 
     def _figures(self, output: Predictions, row: int) -> dict[str, Interval]:
         """Return median, low and high of what the heads predict in this row, and what follows."""

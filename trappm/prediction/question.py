@@ -301,10 +301,11 @@ def _group_of(optimizer: object, group: Mapping[str, Any]) -> ParameterGroup:
         )
     kind = _kind_of(type(optimizer))
     if kind is Optimizer.ADAMW_8BIT:
-        least = getattr(getattr(optimizer, "args", None), "min_8bit_size", MIN_8BIT_COUNT)
-        if getattr(optimizer, "is_paged", False) or least != MIN_8BIT_COUNT:
+        arguments = getattr(optimizer, "args", None)  # bitsandbytes keeps them there
+        min_8bit_size = getattr(arguments, "min_8bit_size", MIN_8BIT_COUNT)
+        if getattr(optimizer, "is_paged", False) or min_8bit_size != MIN_8BIT_COUNT:
             raise InputError(
-                f"AdamW8bit with paged states or min_8bit_size={least} is not simulated; leave "
+                f"AdamW8bit with paged states or {min_8bit_size=} is not simulated; leave "
                 "is_paged and min_8bit_size out"
             )
     if kind is Optimizer.SGD and group["momentum"]:

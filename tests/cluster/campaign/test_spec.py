@@ -47,10 +47,6 @@ def test_a_registry_is_a_location_that_other_hosts_can_reach():
     assert "secret" not in f"{error.value}"
 
 
-def test_both_presets_of_a_laptop_have_one_pool():
-    assert load_preset("paper").pool == load_preset("laptop").pool
-
-
 @pytest.mark.parametrize("name", presets())
 def test_a_preset_survives_the_round_trip_through_the_store(name):
     spec = load_preset(name)

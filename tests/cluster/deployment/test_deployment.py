@@ -89,7 +89,7 @@ def test_the_on_premises_file_is_accepted_and_its_head_offers_no_gpu():
 
 
 def test_the_head_on_premises_starts_the_other_hosts(tmp_path):
-    """By the autoscaler of version 1, whatever `ray up` exports, with a key to log in to them."""
+    """By the autoscaler of version 1, even if `ray up` exports another, and with a key."""
     on_premises = loaded("ray_config_on_premises.yaml")
     assert on_premises["auth"]["ssh_private_key"]  # `ray up` copies it to the head
     (tmp_path / "ray").write_text("#!/bin/sh\necho $1 $RAY_enable_autoscaler_v2\n")

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from trappm.extensions.parallel.schedules import StepSchedule
     from trappm.extensions.parallel.step_work import StepWork
     from trappm.learner.interface import TrainedHeads, Workload
+    from trappm.learner.physics.step_time import StepTimePrior
     from trappm.learner.snapshots.snapshot import Snapshot
     from trappm.prediction.models import Subject
     from trappm.prediction.prediction import Prediction
@@ -436,28 +437,26 @@ def _mixed_needs(
 
 def _workload(
     selection: Selection, subject: Subject, trained: TrainedHeads, batch_size: int
-) -> tuple[Workload, Any]:
-    """Return the step with its trace and kernels, and the prior of its time, if any."""
-    from trappm.learner.heads.physics_heads import Heads
+) -> tuple[Workload, StepTimePrior | None]:
+    """Return the step with its trace and kernels, and the prior of its kernels' times, if any."""
+    from trappm.learner.heads.physics_heads import kernel_head
     from trappm.learner.interface import Workload
 
     settings = selection.settings(trained)
     trace = subject.trace(settings, Phase.TRAIN, batch_size)
     workload = Workload.of(trace, settings, batch_size=batch_size, with_kernels=True)
-    heads = trained.heads
-    head = heads.heads.get("step_time_ms") if isinstance(heads, Heads) else None
+    head = kernel_head(trained.heads)
     return workload, None if head is None else head.prior
 
 
 def _work(
-    workload: Workload, prior: Any, gradient_bytes: float
+    workload: Workload, prior: StepTimePrior | None, gradient_bytes: float
 ) -> tuple[StepWork, DividedStep | None]:
     """Return the work from the step's kernels, or evenly spread without a prior for kernels."""
     from trappm.extensions.parallel.model_parallel import DividedStep
     from trappm.extensions.parallel.step_work import even_work, traced_work
-    from trappm.learner.physics.step_time import StepTimePrior
 
-    if isinstance(prior, StepTimePrior) and workload.kernels is not None:
+    if prior is not None and workload.kernels is not None:
         return traced_work(workload, prior), DividedStep.of(workload, prior)
     return even_work(1.0, gradient_bytes), None
 

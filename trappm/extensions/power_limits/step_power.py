@@ -20,7 +20,7 @@ from functools import cached_property
 
 import numpy as np
 
-from trappm.learner.heads.physics_heads import Heads
+from trappm.learner.heads.physics_heads import kernel_head
 from trappm.learner.interface import Array, BoolArray, DeviceHeads, IntArray, Workload
 from trappm.learner.physics.power import (
     CONSTANTS,
@@ -239,8 +239,8 @@ def power_of_step(
             why = f"of the power of {card}" if known is None else "of the kernels of this model"
             raise InputError(f"nothing is known {why}, so not what a power limit does to it")
         return Power()
-    head = heads.heads.get("step_time_ms") if isinstance(heads, Heads) else None
-    times = head.prior if head is not None and isinstance(head.prior, StepTimePrior) else None
+    head = kernel_head(heads)
+    times = None if head is None else head.prior
     step = StepPower(workload, times, card, known, step_time_ms)
     figures = step.under(known.limit_w if limit_w is None else limit_w)
     time_ms, low, high = figures["step_time_ms"]

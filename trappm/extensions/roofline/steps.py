@@ -28,7 +28,7 @@ from trappm.extensions.roofline.roofs import (
     RooflineDevice,
     roofline_device,
 )
-from trappm.learner.heads.physics_heads import Heads
+from trappm.learner.heads.physics_heads import Heads, kernel_head
 from trappm.learner.interface import TrainedHeads, Workload
 from trappm.learner.physics.devices.known_devices import known_devices
 from trappm.learner.physics.step_time import (
@@ -46,7 +46,6 @@ from trappm.profiler.traced_step import KernelKind, Kernels, KernelTable, Pass, 
 
 if TYPE_CHECKING:
     from trappm.learner.heads.physics_heads import Head
-    from trappm.learner.physics.prior import Prior
     from trappm.prediction.models import Subject
     from trappm.prediction.selection import Selection
     from trappm.profiler.records import Phase
@@ -284,7 +283,6 @@ def roofline_steps(
     rows = []
     for device, (head, source, _) in zip(devices, heads, strict=True):
         prior = _shared_prior(device) if head is None else head.prior
-        assert isinstance(prior, StepTimePrior)  # noqa: S101  (`_trained` takes no other)
         times_ms = (
             np.exp(prior.log_values(workloads)) if head is None else head.predict(workloads).median
         )
@@ -326,17 +324,16 @@ _UNTRAINED = TrainedHeads(Heads(heads={}, label_count=0), ())
 
 def _trained(
     selection: Selection, device: RooflineDevice
-) -> tuple[Head[Prior] | None, str, TrainedHeads | None]:
+) -> tuple[Head[StepTimePrior] | None, str, TrainedHeads | None]:
     """Return the kernel-based step time head, its source, and all heads if trained on labels."""
-    without_labels: tuple[Head[Prior], str] | None = None
+    without_labels: tuple[Head[StepTimePrior], str] | None = None
     for snapshot in selection.snapshots:
         try:
             trained = snapshot.trained(device.key, selection.question.phase)
         except SnapshotError:
             continue
-        heads = trained.heads
-        head = heads.heads.get("step_time_ms") if isinstance(heads, Heads) else None
-        if head is None or not isinstance(head.prior, StepTimePrior):
+        head = kernel_head(trained.heads)
+        if head is None:
             continue
         basis = snapshot.bases(device.key, selection.question.phase).get("step_time_ms", "labels")
         source = f"{basis}, in snapshot {snapshot.id[:8]}"

@@ -12,11 +12,10 @@ const PARTS = [
   "parameters", "gradients", "optimizer state", "optimizer step", "inputs", "activations", "logits", "backward pass",
   "workspaces", "fragments", "CUDA context",
 ];
-const OPTIMIZERS = ["sgd", "momentum", "adam", "adamw", "adamw-8bit"];
 const GIB = 1024;
 
 /** Return a card that loads a memory breakdown; `question` is the body of `POST /v1/predict`. */
-export function memoryCard(question, signal) {
+export function memoryCard(question, optimizers, signal) {
   const result = h("div", { class: "estimate" });
   let asking = null;
   const ask = async (optimizer) => {
@@ -35,7 +34,7 @@ export function memoryCard(question, signal) {
   ask(question.optimizer);
   return card("Memory breakdown",
     h("p", { class: "muted" }, `Simulation of PyTorch's allocator: ${question.precision}, ${question.memory_format}.`),
-    isTraining && choice("Optimizer", "estimate_optimizer", OPTIMIZERS.map((name) => [name, name]), question.optimizer, (event) => ask(event.target.value)),
+    isTraining && choice("Optimizer", "estimate_optimizer", optimizers.map((name) => [name, name]), question.optimizer, (event) => ask(event.target.value)),
     result);
 }
 

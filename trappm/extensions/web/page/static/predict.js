@@ -26,10 +26,10 @@ export async function predictView({ values, signal, main }) {
   const form = questionForm(values, snapshots, { ...known, onlyMeasured }, settings, signal, (asked) => {
     const address = `#/predict?${query(asked)}`;
     if (location.hash !== address) history.replaceState(null, "", address);
-    answer(asked, result, signal);
+    answer(asked, result, settings.optimizer, signal);
   });
   main.replaceChildren(h("h1", {}, "Predict"), form, result);
-  if (values.model || file) answer(values, result, signal);
+  if (values.model || file) answer(values, result, settings.optimizer, signal);
   else
     result.replaceChildren(
       empty("Predict the memory and time of a step", "Enter a model name or drop an ONNX file. The model is not run, and nothing leaves this machine.",
@@ -154,7 +154,7 @@ function mistake(asked) {
 
 let asking = null;
 
-async function answer(asked, result, signal) {
+async function answer(asked, result, optimizers, signal) {
   asking?.abort();
   asking = new AbortController();
   const mine = asking;
@@ -167,7 +167,7 @@ async function answer(asked, result, signal) {
     const told = await post(file ? "v1/compare/upload" : "v1/compare", body(question), mine.signal);
     if (mine.signal.aborted) return;
     const shared = Number(gpus) > 1 ? [sharedCard(question, Number(gpus), mine.signal)] : [];
-    result.replaceChildren(...shared, ...answers(told), ...(file ? [] : [memoryOf(question, told.predictions, mine.signal)]).filter(Boolean));
+    result.replaceChildren(...shared, ...answers(told), ...(file ? [] : [memoryOf(question, told.predictions, optimizers, mine.signal)]).filter(Boolean));
     tell(`${told.predictions.length} predictions`);
   } catch (error) {
     if (!mine.signal.aborted) result.replaceChildren(errorBox(error));
@@ -175,13 +175,13 @@ async function answer(asked, result, signal) {
 }
 
 /** Return the memory card of the same step on GPUs. */
-function memoryOf(question, predictions, signal) {
+function memoryOf(question, predictions, optimizers, signal) {
   const [first] = predictions;
   const devices = predictions.filter((p) => p.capacity_mib && !isCpu(p.device)).map((p) => p.device);
   if (!devices.length) return null;
   const settings = Object.fromEntries(Object.keys(SETTINGS).map((name) => [name, question[name] ?? first[name]]));
   const size = question.input_size ? { input_size: question.input_size } : {};
-  return memoryCard({ model: first.model, phase: first.phase, batch_size: first.batch_size, accumulation: first.accumulation, ...settings, ...size, devices }, signal);
+  return memoryCard({ model: first.model, phase: first.phase, batch_size: first.batch_size, accumulation: first.accumulation, ...settings, ...size, devices }, optimizers, signal);
 }
 
 function body(question) {
