@@ -356,21 +356,13 @@ def cards() -> tuple[Card, ...]:
     return listed + added
 
 
-_COLUMNS = frozenset(
-    {"model", "form", "memory_gb", "memory_mib", "half_tflops", "tf32_tflops", "fp32_tflops",
-     "bandwidth_gbs", "cache_mib", "units", "power_w", "capability", "mig_units"}
-)  # fmt: skip
-
-
 @lru_cache(maxsize=8)
 def _read_cards(path: Path, _modified_ns: int = 0) -> tuple[Card, ...]:
     """Return the cards in a file, read again when it was modified."""
-    text = read_plain(path, _MAX_BYTES).decode("utf-8-sig", errors="replace")
-    lines = [line for line in text.splitlines() if not line.startswith("#")]
-    table = csv.DictReader(lines)
-    if unknown := sorted({*(table.fieldnames or ())} - _COLUMNS):
+    table, columns = _table(path), _table(_FILE).fieldnames or ()
+    if unknown := sorted({*(table.fieldnames or ())} - {*columns}):
         raise InputError(
-            f"{path} has the unknown column {unknown[0]!r}; {nearest(unknown[0], _COLUMNS)}"
+            f"{path} has the unknown column {unknown[0]!r}; {nearest(unknown[0], columns)}"
         )
     read: list[Card] = []
     for row in table:
@@ -382,6 +374,11 @@ def _read_cards(path: Path, _modified_ns: int = 0) -> tuple[Card, ...]:
                 f"columns of {_FILE}"
             ) from error
     return tuple(read)
+
+
+def _table(path: Path) -> csv.DictReader[str]:
+    text = read_plain(path, _MAX_BYTES).decode("utf-8-sig", errors="replace")
+    return csv.DictReader(line for line in text.splitlines() if not line.startswith("#"))
 
 
 def card_keys() -> tuple[str, ...]:

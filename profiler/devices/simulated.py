@@ -188,11 +188,8 @@ class SimulatedDevice(Device):
             # Weights, gradients and states stay in fp32; activations take half.
             sizes = (BYTES_PER_ELEMENT * graph.parameters).tolist()
             loop = TrainingLoop(optimizer=configuration.optimizer)
-            kept = (
-                2 * weights
-                + loop.state_bytes(sizes, range(len(sizes)), [BYTES_PER_ELEMENT] * len(sizes))
-                / 2**20
-            )
+            widths = [BYTES_PER_ELEMENT] * len(sizes)
+            kept = 2 * weights + loop.state_bytes(sizes, range(len(sizes)), widths) / 2**20
             live, reserved = (kept + max(0.0, size - kept) / 2 for size in (live, reserved))
         workspace = self._card.library_workspace_mib(Phase.TRAIN)
         live, reserved = live + workspace, reserved + workspace
