@@ -65,8 +65,7 @@ class MegatronRun:
     gpus: int
     tensor: int
     pipeline: int
-    shards_sequence: bool = False
-    """Tensor-parallel ranks share the activations outside of products."""
+    sequence_parallel: bool = False
     options: str = ""
     """Options of the model's name."""
     precision: Precision = Precision.BF16
@@ -82,7 +81,7 @@ def simumax_run(row: Any) -> MegatronRun:
         device="b200", model_type="llama", layers=row.layer_num, vocabulary=128_256, tokens=4096,
         hidden=8192 * times, heads=64 * times, kv_heads=8 * times, batch=1, passes=row.mbc,
         feed_forward=28672 if times == 1 else 53248, gpus=GPUS_PER_NODE, tensor=tensor,
-        pipeline=pipeline, shards_sequence=True,
+        pipeline=pipeline, sequence_parallel=True,
     )  # fmt: skip
 
 
@@ -135,6 +134,7 @@ def predicted_run(run: MegatronRun) -> Figures:
         pipeline=run.pipeline,
         accumulation=run.passes,
         sharded_optimizer=True,
+        sequence_parallel=run.sequence_parallel and is_divided,
         batch_size=run.batch,
         sequence_length=tokens,
         precision=run.precision,
@@ -167,7 +167,7 @@ def llm_analysis(run: MegatronRun) -> Figures:
     if run.device != gpu.name:
         gpu = config.get_gpu_config_by_name(run.device.replace("100", "100-sxm"))
     replicas = run.gpus // (run.tensor * run.pipeline)
-    shards = run.tensor if run.shards_sequence else 1
+    shards = run.tensor if run.sequence_parallel else 1
     ranks = config.ParallelismConfig(run.tensor, run.pipeline, replicas, sp_size=shards)
     is_full = "checkpointing" in run.options
     result = analysis.LLMAnalysis(

@@ -101,6 +101,32 @@ def test_pipeline_divides_parameters_but_not_activations(large):
     assert once["activations"] < 0.6 * parts[1]["activations"]
 
 
+def test_sequence_parallelism_divides_hidden_states(large):
+    whole = on(large, 4, accumulation=8)
+    divided = on(large, 4, accumulation=8, sequence_parallel=True)
+    assert divided.compute_ms < 0.98 * whole.compute_ms
+    assert divided.communication_ms == pytest.approx(whole.communication_ms, rel=0.05)
+    parts = divided.memory_parts_mib
+    kept = (1 / 4) / (10 / 34 + 24 / 34 / 4)  # Korthikanti et al. 2022, equations 2 and 4
+    assert parts["activations"] == pytest.approx(kept * whole.memory_parts_mib["activations"])
+    checkpointed = step_of("hf:pythia-1.4b,checkpointing,megatron", 8)
+    shares = [
+        on(checkpointed, 4, sequence_parallel=is_sequence).memory_parts_mib["activations"]
+        for is_sequence in (False, True)
+    ]
+    assert shares[1] < 0.5 * shares[0]
+    with pytest.raises(InputError, match="use strategy tp"):
+        Parallelism(gpus=4, sequence_parallel=True)
+
+
+def test_code_of_other_libraries_waits_for_its_own_host():
+    steps = [
+        on(step_of(f"hf:pythia-410m{kernels}", 1), 4, accumulation=8).step_time_ms
+        for kernels in ("", ",megatron")
+    ]
+    assert steps[0] < 0.8 * steps[1]
+
+
 def test_auto_chooses_the_fastest_layout_that_may_fit():
     sizes = {**LONG, "batch_size": 1}
     chosen, refused = scaling(["hf:pythia-6.9b"], ["a100"], [8], ["auto"], accumulation=8, **sizes)

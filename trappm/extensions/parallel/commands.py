@@ -49,6 +49,10 @@ def scale(
         bool,
         typer.Option("--sharded-optimizer", help="Divide optimizer states over replicas (ZeRO-1)."),
     ] = False,
+    sequence: Annotated[
+        bool,
+        typer.Option("--sequence-parallel", help="Divide hidden states, too, with tp."),
+    ] = False,
     network: Annotated[
         float | None,
         typer.Option("--network", help="Network between nodes in Gbit/s (default: usual node's)."),
@@ -83,6 +87,7 @@ def scale(
         tensor=tensor,
         pipeline=pipeline,
         sharded_optimizer=sharded,
+        sequence_parallel=sequence,
         network_gbit=network,
         batch_size=batch_size,
         **vars(size),

@@ -5,9 +5,10 @@
                whole pass + (micro-batches - 1) x slowest stage
 
 Norms, residuals and dropouts of hidden states run on every rank, and block results are summed over
-the tensor-parallel ranks (Shoeybi et al. 2019, section 3). Every rank launches all kernels of its
-layers, so its host takes as long as on one GPU, and it waits for the slowest host at each sum.
-Gradients are summed after the last pass.
+the tensor-parallel ranks (Shoeybi et al. 2019, section 3). With sequence parallelism, ranks divide
+hidden states by their tokens, and sums become a reduce-scatter and an all-gather (Korthikanti et al.
+2022, section 4.2). Every rank launches all kernels of its layers, so its host takes as long as on
+one GPU, and it waits for the slowest host at each sum. Gradients are summed after the last pass.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ class DividedStep:
     """Attention heads per block; 0 if unknown."""
     slower: float = 1.0
     """Predicted time relative to the prior."""
-    launch_us: float = LAUNCH_US
+    launch_us: float | None = LAUNCH_US
+    """Host time per kernel; None is that of the prior, for code of other libraries."""
 
     @classmethod
     def of(cls, workload: Workload, prior: StepTimePrior) -> Self | None:
@@ -108,17 +110,18 @@ class DividedStep:
         ]
         return SUMS_PER_PASS * (1 + round(runs[1] / runs[0]))
 
-    def pass_ms(self, tensor: int, sum_ms: float) -> tuple[float, float]:
+    def pass_ms(
+        self, tensor: int, sum_ms: float, *, sequence_parallel: bool = False
+    ) -> tuple[float, float]:
         """Return the times of all blocks and of the head of the model for a micro-batch.
 
         Args:
             tensor: Number of ranks per product.
             sum_ms: Time to sum the result of a block.
+            sequence_parallel: Whether the ranks divide hidden states, too.
         """
         table = self._table
-        sizes = _divide_kernels(
-            table, self.workload.batch_size, self.hidden_bytes, self.blocks, tensor
-        )
+        sizes = self._divided_sizes(tensor, sequence_parallel=sequence_parallel)
         counts = table.counts // self.blocks * self.blocks
         head = table.counts - counts
         products = sizes[table.kinds == KernelKind.MATMUL, Size.PRODUCTS]
@@ -128,9 +131,12 @@ class DividedStep:
         # The host launches the sums, too, and all ranks wait for the slowest host. It waits for
         # the loss, so the head's kernels do not overlap with launches of blocks.
         blocks, last = self._times(sizes, counts), self._times(sizes, head)
-        launches = float(counts.sum()) + sums
         waiting = HOST_SCATTER * max(expected_most(tensor) - expected_most(2), 0.0)
-        host_ms = launches * self.launch_us / 1e3 * (1 + waiting)
+        launched = float(counts.sum())
+        passing_ms = float(blocks.host)
+        if self.launch_us is not None:
+            passing_ms = launched * self.launch_us / 1e3
+        host_ms = passing_ms * (1 + sums / launched) * (1 + waiting)
         device_ms = self.slower * float(blocks.device) + sums * sum_ms
         blocks_ms = (device_ms**SHARPNESS + host_ms**SHARPNESS) ** (1 / SHARPNESS)
         return blocks_ms, self.slower * float(last.device)
@@ -148,6 +154,37 @@ class DividedStep:
     def _table(self) -> KernelTable:
         assert self.workload.kernels is not None  # noqa: S101  (checked by `of`)
         return self.workload.kernels.table
+
+    def _divided_sizes(self, tensor: int, *, sequence_parallel: bool) -> np.ndarray:
+        """Return the sizes of a tensor-parallel rank's kernels by `Size`, shape (n, 7)."""
+        table, blocks, hidden_bytes = self._table, self.blocks, self.hidden_bytes
+        sizes = table.sizes_at(self.workload.batch_size)
+        read, written = sizes[:, Size.READ_BYTES].copy(), sizes[:, Size.WRITTEN_BYTES].copy()
+        linear = table.kinds == KernelKind.LINEAR
+        heads = np.isin(table.kinds, (KernelKind.MATMUL, KernelKind.ATTENTION))
+        # Other kernels are divided if they write more than hidden states (activations of the MLP,
+        # scores, the loss), or weights. Within blocks, only attention copies hidden states. Sequence
+        # parallel ranks divide all of them.
+        wide = (written > WIDE * hidden_bytes) | (table.sizes[:, Size.WRITTEN_BYTES, 1] == 0)
+        wide |= (table.kinds == KernelKind.REDUCTION) & (read > (1 + WIDE) * hidden_bytes)
+        wide |= (table.kinds == KernelKind.COPY) | sequence_parallel
+        shared = heads | ((table.kinds >= PRODUCT_KINDS) & wide)
+        sizes[shared, : Size.FLOPS + 1] /= tensor
+        sizes[heads, Size.PRODUCTS] /= tensor
+        loss = (table.kinds == KernelKind.SOFTMAX) & (table.counts < blocks)
+        sizes[loss, Size.COLUMNS] /= tensor
+        # A linear layer reads or writes one whole hidden state; all its other tensors are divided.
+        of_weights = table.passes == Pass.WEIGHT_GRADIENT
+        writes = (written <= 1.01 * hidden_bytes) & ~of_weights
+        whole = np.where(writes, 0.0, np.minimum(hidden_bytes, read))
+        sizes[linear, Size.FLOPS] /= tensor
+        sizes[linear, Size.READ_BYTES] = (whole + (read - whole) / tensor)[linear]
+        sizes[linear & ~writes, Size.WRITTEN_BYTES] /= tensor
+        other = np.where(of_weights, Size.ROWS, Size.DEPTH)
+        rows = np.flatnonzero(linear)
+        wider = sizes[rows, Size.COLUMNS] > sizes[rows, other[rows]]
+        sizes[rows, np.where(wider, Size.COLUMNS, other[rows])] /= tensor
+        return sizes
 
     def _times(self, sizes: np.ndarray, counts: np.ndarray) -> Times:
         """Return the times of passes with other sizes (k, 7) and counts (k) of the kernels."""
@@ -179,7 +216,13 @@ def schedule_divided(step: DividedStep, parallelism: Parallelism, node: NodeLink
         )
     if stages > step.blocks:
         raise InputError(f"{step.blocks} layers cannot be divided into {stages} pipeline stages")
-    sum_ms = RankGroup(node=node, gpus=tensor).all_reduce_ms(step.hidden_bytes)
+    ranks, is_sequence = RankGroup(node=node, gpus=tensor), parallelism.sequence_parallel
+    sum_ms = ranks.all_reduce_ms(step.hidden_bytes)
+    if is_sequence:
+        sum_ms = sum(
+            collective_ms(step.hidden_bytes)
+            for collective_ms in (ranks.reduce_scatter_ms, ranks.all_gather_ms)
+        )
     replicas, slots = parallelism.data_parallel, parallelism.gpus // tensor
     within = min(replicas, slots)
     group = RankGroup(node=node, gpus=within, nodes=-(-replicas // within), sharing=tensor)
@@ -197,7 +240,7 @@ def schedule_divided(step: DividedStep, parallelism: Parallelism, node: NodeLink
     update_ms = step.update_ms(shards)
 
     def passes_ms(sum_ms: float) -> float:
-        blocks_ms, head_ms = step.pass_ms(tensor, sum_ms)
+        blocks_ms, head_ms = step.pass_ms(tensor, sum_ms, sequence_parallel=is_sequence)
         # If layers cannot be divided, the stage with the head has one less.
         most, fewer = -(-step.blocks // stages), step.blocks % stages > 0
         layer_ms = blocks_ms / step.blocks
@@ -212,35 +255,3 @@ def schedule_divided(step: DividedStep, parallelism: Parallelism, node: NodeLink
         compute_ms=compute_ms,
         communication_ms=summing_ms + messages_ms + reduce_ms,
     )
-
-
-def _divide_kernels(
-    table: KernelTable, batch_size: int, hidden_bytes: float, blocks: int, tensor: int
-) -> np.ndarray:
-    """Return the sizes of a tensor-parallel rank's kernels by `Size`, shape (n, 7)."""
-    sizes = table.sizes_at(batch_size)
-    read, written = sizes[:, Size.READ_BYTES].copy(), sizes[:, Size.WRITTEN_BYTES].copy()
-    linear = table.kinds == KernelKind.LINEAR
-    heads = np.isin(table.kinds, (KernelKind.MATMUL, KernelKind.ATTENTION))
-    # Other kernels are divided if they write more than hidden states (activations of the MLP,
-    # scores, the loss), or weights. Within blocks, only attention copies hidden states.
-    wide = (written > WIDE * hidden_bytes) | (table.sizes[:, Size.WRITTEN_BYTES, 1] == 0)
-    wide |= (table.kinds == KernelKind.REDUCTION) & (read > (1 + WIDE) * hidden_bytes)
-    wide |= table.kinds == KernelKind.COPY
-    shared = heads | ((table.kinds >= PRODUCT_KINDS) & wide)
-    sizes[shared, : Size.FLOPS + 1] /= tensor
-    sizes[heads, Size.PRODUCTS] /= tensor
-    loss = (table.kinds == KernelKind.SOFTMAX) & (table.counts < blocks)
-    sizes[loss, Size.COLUMNS] /= tensor
-    # A linear layer reads or writes one whole hidden state; all its other tensors are divided.
-    of_weights = table.passes == Pass.WEIGHT_GRADIENT
-    writes = (written <= 1.01 * hidden_bytes) & ~of_weights
-    whole = np.where(writes, 0.0, np.minimum(hidden_bytes, read))
-    sizes[linear, Size.FLOPS] /= tensor
-    sizes[linear, Size.READ_BYTES] = (whole + (read - whole) / tensor)[linear]
-    sizes[linear & ~writes, Size.WRITTEN_BYTES] /= tensor
-    other = np.where(of_weights, Size.ROWS, Size.DEPTH)
-    rows = np.flatnonzero(linear)
-    wider = sizes[rows, Size.COLUMNS] > sizes[rows, other[rows]]
-    sizes[rows, np.where(wider, Size.COLUMNS, other[rows])] /= tensor
-    return sizes

@@ -2,8 +2,9 @@
 
     DDP    all parameters, gradients and states; buckets in addition to the gradients
     FSDP   1/n of all three; two gathered blocks (current and next) with unsharded gradients
-    TP     1/(t p) of all three; unsharded block inputs and norms (Korthikanti et al. 2022). The
-           first of p stages keeps 1/p of the layers for p micro-batches
+    TP     1/(t p) of all three; unsharded block inputs and norms (Korthikanti et al. 2022), which
+           sequence parallelism shards. The first of p stages keeps 1/p of the layers for p
+           micro-batches
 
 A sharded optimizer (ZeRO-1, Megatron's distributed optimizer) keeps 1/n of the states with DDP and
 TP. With 16-bit parameters it has main copies in fp32, and one buffer for all gradients.
@@ -121,11 +122,14 @@ def _activations(needs: MemoryNeeds, parallelism: Parallelism) -> Array:
     """Return the activations of a rank at each event, of the stage that needs most, shape (E,).
 
     The first stage keeps its blocks for several micro-batches, and the last one has the head.
-    Checkpoints are not divided by tensor parallelism (Korthikanti et al. 2022).
+    Checkpoints are divided by sequence parallelism only (Korthikanti et al. 2022).
     """
-    stages, divided = parallelism.pipeline, DIVIDED_BY_TENSOR_PARALLEL
+    stages, is_sequence = parallelism.pipeline, parallelism.sequence_parallel
+    divided = 1.0 if is_sequence else DIVIDED_BY_TENSOR_PARALLEL
     share = 1 - divided + divided / parallelism.tensor_parallel
-    kept = np.minimum(needs.activations, needs.kept) * (1.0 if needs.checkpoints else share)
+    kept = np.minimum(needs.activations, needs.kept)
+    if is_sequence or not needs.checkpoints:
+        kept *= share
     working = np.maximum(needs.activations - needs.kept, 0.0) * share
     if stages == 1:
         return np.asarray(kept + working)

@@ -38,6 +38,7 @@ def scaling(
     tensor: int | None = None,
     pipeline: int = 1,
     sharded_optimizer: bool = False,
+    sequence_parallel: bool = False,
     gpus_per_node: int | None = None,
     network_gbit: float | None = None,
     **question: Any,
@@ -53,6 +54,7 @@ def scaling(
         tensor: GPUs that split each product with `tp` (default: all of a node).
         pipeline: Stages of the model with `tp`.
         sharded_optimizer: Whether replicas divide the optimizer states with `ddp` and `tp`.
+        sequence_parallel: Whether the GPUs of a product divide hidden states, too, with `tp`.
         gpus_per_node: GPUs per node (default: those of a typical node of the card).
         network_gbit: Network speed per node in Gbit/s (default: that of a typical node).
         **question: Further arguments of `SharedStep.of`.
@@ -88,6 +90,8 @@ def scaling(
                                 _spread(count, per_node, accumulation, **layout),
                                 sharded_optimizer=sharded_optimizer
                                 and strategy != ShardingStrategy.FSDP,
+                                sequence_parallel=sequence_parallel
+                                and layout["strategy"] == ShardingStrategy.TP,
                             )
                             made.append(step.on(parallelism, network_gbit))
                         except InputError as error:

@@ -72,6 +72,8 @@ class Parallelism:
     """Stages that split the blocks of the model with `tp`."""
     sharded_optimizer: bool = False
     """True if replicas divide the optimizer states: ZeRO-1, Megatron's distributed optimizer."""
+    sequence_parallel: bool = False
+    """True if the GPUs of a product divide all hidden states by their tokens, too."""
 
     def __post_init__(self) -> None:
         for name in ("gpus", "nodes", "accumulation", "tensor", "pipeline"):
@@ -84,6 +86,8 @@ class Parallelism:
             raise InputError(f"{self.strategy} has no tensor and pipeline; use strategy tp")
         if self.sharded_optimizer and self.strategy is ShardingStrategy.FSDP:
             raise InputError("fsdp shards the optimizer anyway; leave sharded_optimizer out")
+        if self.sequence_parallel and self.strategy is not ShardingStrategy.TP:
+            raise InputError(f"{self.strategy} has no sequence_parallel; use strategy tp")
         if self.gpus % self.tensor_parallel:
             raise InputError(
                 f"tensor is {self.tensor}; it must divide the {self.gpus} GPUs of a node"

@@ -77,6 +77,8 @@ class ParallelPrediction(MemoryAnswer):
     """Stages of the model."""
     sharded_optimizer: bool
     """True if replicas divide the optimizer states."""
+    sequence_parallel: bool
+    """True if the GPUs of a product divide hidden states."""
     batch_size: int
     """Samples per pass and GPU, or per pass and tensor-parallel group."""
     sequence_length: int | None
@@ -158,6 +160,7 @@ def predict_parallel(
     tensor: int | None = None,
     pipeline: int = 1,
     sharded_optimizer: bool = False,
+    sequence_parallel: bool = False,
     network_gbit: float | None = None,
     batch_size: int | None = None,
     input_size: int | None = None,
@@ -180,6 +183,8 @@ def predict_parallel(
         pipeline: Stages that split the blocks of the model with `tp`.
         sharded_optimizer: Whether replicas divide the optimizer states (ZeRO-1, or Megatron's
             distributed optimizer) with `ddp` and `tp`.
+        sequence_parallel: Whether the GPUs of a product divide hidden states by their tokens, too,
+            with `tp` (Megatron-LM's option of this name).
         network_gbit: Network speed per node in Gbit/s (default: that of a typical node).
         batch_size: Samples per pass and GPU (default: that of the ONNX file, or 1).
         input_size, sequence_length, precision, memory_format, optimizer, snapshot: As for
@@ -197,6 +202,7 @@ def predict_parallel(
         tensor=tensor,
         pipeline=pipeline,
         sharded_optimizer=sharded_optimizer,
+        sequence_parallel=sequence_parallel,
     )
     step = SharedStep.of(
         model,
@@ -244,6 +250,7 @@ class SharedStep:
         selection = Selection(question, snapshots)
         key = selection.device_keys(device, None)[0]
         node = node_of(key)  # before torch is imported, which takes a second
+        from trappm.extensions.parallel.model_parallel import LAUNCH_US
         from trappm.extensions.parallel.rank_memory import traced_needs
         from trappm.prediction.answer import answer_questions
         from trappm.prediction.models import Subject, subject_of
@@ -265,7 +272,9 @@ class SharedStep:
         needs = traced_needs(allocations, workload.batch_size, loop, checkpoints=checkpoints)
         work, divided = _work(workload, prior, needs.all_gradients)
         if divided is not None:
-            divided = replace(divided, slower=single.step_time_ms / work.step_ms)
+            slower = single.step_time_ms / work.step_ms
+            launch_us = LAUNCH_US if _is_megatron(subject.name) else None
+            divided = replace(divided, slower=slower, launch_us=launch_us)
         card = selection.snapshot_for(key).card(key)
         slowed = (
             extension.contention(subject.name, card, workload.precision)
@@ -329,6 +338,7 @@ class SharedStep:
             tensor=parallelism.tensor_parallel,
             pipeline=parallelism.pipeline,
             sharded_optimizer=parallelism.sharded_optimizer,
+            sequence_parallel=parallelism.sequence_parallel,
             links=_links(node, parallelism),
             step_time_ms=step.step_ms,
             compute_ms=step.compute_ms,
