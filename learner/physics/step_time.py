@@ -281,6 +281,7 @@ def _products(kernels: Kernels, spec: DeviceSpec, precision: Precision) -> _Rows
     alignment = np.where(axes % 8 == 0, 0, np.where(axes % 2 == 0, 1, 2))
     tf32 = spec.uses_tf32(kinds, half, precision)
     on_tensor_cores = half & spec.has_tensor_cores
+    full = ~on_tensor_cores & ~tf32
     alignment[~(on_tensor_cores & tiled & (kinds != KernelKind.ATTENTION))] = 0
     detail = _FIRST_DETAIL[kinds] + _detail(kinds, windows, strides, fan_in, fan_out, products)
     behaves = np.where(_like_forward(kinds, passes, half), Pass.FORWARD, passes)
@@ -291,7 +292,7 @@ def _products(kernels: Kernels, spec: DeviceSpec, precision: Precision) -> _Rows
         "detail": detail,
         "peak": np.select([half & (kinds != KernelKind.DEPTHWISE), tf32], [Peak.HALF, Peak.TF32]),
         "last": last.astype(np.float64),
-        "full": (~on_tensor_cores & ~tf32).astype(np.float64),
+        "full": full.astype(np.float64),
         "winograd": (
             ~half & (kinds == KernelKind.DENSE) & (windows == 9) & (strides == 1) & ~tf32
         ).astype(np.float64),
@@ -303,7 +304,8 @@ def _products(kernels: Kernels, spec: DeviceSpec, precision: Precision) -> _Rows
         "narrowest": np.minimum(columns, np.where(weight_gradient, rows, depth / windows)),
         "pixels": np.where(convolution, pixels, 1e6),
         "alignment": alignment.astype(np.int64),
-        "tiles": _tiles(rows, columns, depth, products, spec.units) * tiled[:, None],
+        "tiles": _tiles(rows, columns, depth, products, spec.units, full & ~convolution)
+        * tiled[:, None],
     }
 
 
@@ -369,11 +371,15 @@ def _direct(fan_in: Array, fan_out: Array, groups: Array) -> BoolArray:
     return chosen
 
 
-def _tiles(rows: Array, columns: Array, depth: Array, products: Array, units: int) -> Array:
+def _tiles(
+    rows: Array, columns: Array, depth: Array, products: Array, units: int, overlapping: BoolArray
+) -> Array:
     """Return the log ratio of work to useful work for each of `TILES` (P, tiles).
 
     Tiles at the edges and idle units in the last wave waste work. A library may also split a long
-    depth among units.
+    depth among units. Without tensor cores, a unit has several tiles of a product at a time
+    (`overlapping`), so that waves overlap and units are idle only if there are fewer tiles than
+    units (docs/research/step_time.md).
     """
     result = []
     for height, width in TILES:
@@ -385,8 +391,10 @@ def _tiles(rows: Array, columns: Array, depth: Array, products: Array, units: in
             wave = np.full(len(rows), np.inf)
             for split in _SPLITS:
                 fits = (split == 1) | (depth / split >= _MIN_DEPTH_OF_A_SPLIT)
-                waves = np.ceil(tiles * split / units) * units / (tiles * split)
-                wave = np.where(fits, np.minimum(wave, waves * (1 + 0.02 * (split > 1))), wave)
+                waves = tiles * split / units
+                ends = np.where(overlapping, np.maximum(waves, 1.0), np.ceil(waves))
+                waste = ends / waves * (1 + 0.02 * (split > 1))
+                wave = np.where(fits, np.minimum(wave, waste), wave)
             best = np.minimum(best, padded * wave)
         result.append(np.log(best))
     return np.stack(result, axis=1)

@@ -6,9 +6,9 @@
 
 Norms, residuals and dropouts of hidden states run on every rank, and block results are summed over
 the tensor-parallel ranks (Shoeybi et al. 2019, section 3). With sequence parallelism, ranks divide
-hidden states by their tokens, and sums become a reduce-scatter and an all-gather (Korthikanti et al.
-2022, section 4.2). Every rank launches all kernels of its layers, so its host takes as long as on
-one GPU, and it waits for the slowest host at each sum. Gradients are summed after the last pass.
+hidden states by their tokens, and sums become a reduce-scatter and an all-gather (Korthikanti et
+al. 2022, section 4.2). Every rank launches all kernels of its layers, so its host takes as long as
+on one GPU, and it waits for the slowest host at each sum. Gradients are summed after the last pass.
 """
 
 from __future__ import annotations
@@ -163,8 +163,8 @@ class DividedStep:
         linear = table.kinds == KernelKind.LINEAR
         heads = np.isin(table.kinds, (KernelKind.MATMUL, KernelKind.ATTENTION))
         # Other kernels are divided if they write more than hidden states (activations of the MLP,
-        # scores, the loss), or weights. Within blocks, only attention copies hidden states. Sequence
-        # parallel ranks divide all of them.
+        # scores, the loss), or weights. Within blocks, only attention copies hidden states.
+        # Sequence parallel ranks divide all of them.
         wide = (written > WIDE * hidden_bytes) | (table.sizes[:, Size.WRITTEN_BYTES, 1] == 0)
         wide |= (table.kinds == KernelKind.REDUCTION) & (read > (1 + WIDE) * hidden_bytes)
         wide |= (table.kinds == KernelKind.COPY) | sequence_parallel
