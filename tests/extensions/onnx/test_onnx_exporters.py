@@ -59,7 +59,7 @@ def layers():
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), *pooled).eval()
 
 
-@pytest.mark.parametrize("opset", [11, 13, 15, 18, 20])
+@pytest.mark.parametrize("opset", [11, 18])
 def test_the_older_exporter_gives_the_same_graph_at_every_opset(tmp_path, opset):
     module = layers()
     export_onnx(module, 8, tmp_path / "ours.onnx")
@@ -93,7 +93,7 @@ def saved(proto, path, place):
 
 @pytest.mark.parametrize(
     ("opset", "batch", "place"),
-    [(18, None, "inside"), (18, 3, "lost"), (23, None, "lost"), (23, 3, "outside")],
+    [(18, None, "inside"), (23, None, "lost"), (23, 3, "outside")],
 )
 def test_a_file_of_todays_exporter_counts_as_the_module_does(tmp_path, opset, batch, place):
     proto = onnx.load(DATA / f"dynamo_opset{opset}.onnx")
@@ -130,28 +130,21 @@ WEIGHTS = {
 }  # fmt: skip
 NEWER = [
     # operator, opset, inputs, attributes, output shape, MACs
-    ("HardSwish", 14, ["x"], {}, (2, 8, 4, 4), 256),
     ("DeformConv", 19, ["x", "kernel", "offset"], {"pads": [1] * 4}, (2, 6, 4, 4), 192 * 72),
     ("LayerNormalization", 17, ["s", "gain"], {"axis": -1}, (2, 16, 8), 4 * 256),
     ("Attention", 23, ["s", "s", "s"], {"q_num_heads": 2, "kv_num_heads": 2}, (2, 16, 8),
      2 * 2 * 16 * 16 * 8),
     ("RotaryEmbedding", 23, ["s", "cosine", "cosine", "places"], {"num_heads": 2}, (2, 16, 8),
      3 * 256),
-    ("Swish", 24, ["x"], {}, (2, 8, 4, 4), 256),
-    ("TensorScatter", 24, ["s", "s"], {}, (2, 16, 8), 0),
     ("BitCast", 26, ["x"], {"to": TensorProto.INT32}, (2, 8, 4, 4), 0),
-    ("CumProd", 26, ["x", "one"], {}, (2, 8, 4, 4), 256),
     ("LinearAttention", 27, ["s", "s", "s"],
      {"q_num_heads": 2, "kv_num_heads": 2, "update_rule": "linear"}, (2, 16, 8), 2 * 16 * 16 * 4),
     ("CausalConvWithState", 27, ["t", "depthwise"], {}, (2, 8, 16), 256 * 3),
-    ("SwiGLU", 28, ["x", "x"], {}, (2, 8, 4, 4), 256),
 ]  # fmt: skip
 
 IN_PYTORCH = {
-    "Mish": (18, nn.Mish(), ["x"], {}),
     "Gelu": (20, nn.GELU(), ["x"], {}),
     "GroupNormalization": (21, nn.GroupNorm(2, 8), ["x", "gain", "gain"], {"num_groups": 2}),
-    "RMSNormalization": (23, nn.RMSNorm(4), ["x", "width"], {"axis": -1}),
 }
 
 
@@ -193,7 +186,6 @@ def test_newer_operators_have_a_shape_macs_and_a_place(tmp_path, case, batch):
     places = np.tile(np.arange(16), (2, 1))
     initializers = [
         helper.make_tensor("columns", TensorProto.INT64, [3], [0, 8, 16]),
-        helper.make_tensor("one", TensorProto.INT64, [], [1]),
         helper.make_tensor("places", TensorProto.INT64, [2, 16], places.ravel()),
     ]
     initializers += [

@@ -29,7 +29,6 @@ def rebuilt(path):
         ("test_resnet", 64),
         ("test_vit", 64),
         ("test_efficientnet_gn", 64),
-        ("mobilenetv3_small_050", 64),
         ("convnext_zepto_rms", 32),
     ],
 )
@@ -73,9 +72,7 @@ def classifier(body):
         (lambda _, x: F.gelu(x), "Gelu"),
         (lambda _, x: F.gelu(x, approximate="tanh"), "Gelu"),
         (lambda _, x: 0.5 * x * (1 + torch.erf(x / 2**0.5)), "Gelu"),
-        (lambda _, x: x * (1 + torch.erf(x * 0.5**0.5)) * 0.5, "Gelu"),
         (lambda _, x: F.silu(x), "trappm.Silu"),
-        (lambda _, x: F.mish(x), "Mish"),
         (lambda _, x: F.hardswish(x), "HardSwish"),
         (lambda _, x: x * F.relu6(x + 3) / 6, "HardSwish"),
         (lambda m, x: m.norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2), "LayerNormalization"),
@@ -133,10 +130,6 @@ def test_weights_may_be_stored_or_folded(tmp_path):
         actual = trace(rebuilt(path), 8)
         assert actual.kernels.parameters == expected.kernels.parameters
         assert memory_of(actual, 16) == memory_of(expected, 16)
-    model = onnx.load(path)
-    onnx.save(model, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
-    (tmp_path / "weights.bin").unlink(missing_ok=True)
-    assert memory_of(trace(rebuilt(path), 8), 16) == memory_of(expected, 16)
 
 
 def test_half_precision_files_are_trained_in_full_precision(tmp_path):

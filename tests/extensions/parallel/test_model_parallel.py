@@ -49,11 +49,6 @@ def test_tensor_parallelism_does_not_divide_the_wait_for_the_host(small):
     assert steps[0] < 1.5 * steps[2]
 
 
-def test_stages_of_unequal_depth_take_as_long_as_the_deepest(large):
-    steps = [on(large, pipeline=stages, accumulation=64).step_time_ms for stages in (4, 5, 6)]
-    assert steps == sorted(steps, reverse=True)
-
-
 def test_bubble_grows_with_stages_and_shrinks_with_micro_batches(large):
     def idle(pipeline, accumulation):
         step = on(large, pipeline=pipeline, accumulation=accumulation)
@@ -70,10 +65,9 @@ def test_checkpointed_blocks_are_summed_once_more(small):
     assert on(again, 2).communication_ms > 1.3 * on(small, 2).communication_ms
 
 
-@pytest.mark.parametrize("tensor", [1, 2, 4])
-def test_a_step_takes_between_the_larger_of_its_parts_and_their_sum(small, large, tensor):
+def test_a_step_takes_between_the_larger_of_its_parts_and_their_sum(small, large):
     for step in (small, large):
-        for nodes in (1, 2, 4):
+        for tensor, nodes in ((1, 2), (2, 1), (4, 1)):
             made = on(step, tensor, nodes, gpus=4, nodes=nodes, accumulation=4)
             longest = max(made.compute_ms, made.communication_ms)
             total = made.compute_ms + made.communication_ms

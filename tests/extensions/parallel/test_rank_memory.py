@@ -115,7 +115,6 @@ def test_megatron_keeps_16_bit_parameters_with_main_copies(precision):
     assert parts["gradients"] == pytest.approx(gradients * parts["parameters"], rel=0.01)
     low, high = ranks[True].intervals["memory_mib"]
     assert low < ranks[True].memory_mib < high
-    assert ranks[True].sharded_optimizer
 
 
 def test_one_gpu_and_fsdp_have_the_memory_of_the_step():
@@ -153,25 +152,3 @@ def test_fsdp_gathers_nothing_in_the_optimizer_step(gathered, peak):
     rank = rank_memory(needs, Parallelism(strategy=ShardingStrategy.FSDP, gpus=2))
     assert rank.gathered == peak
     assert rank.total == max(250.0, 150.0 + 50.0 + gathered)
-
-
-def test_images_have_no_mixed_precision_of_megatron():
-    options = {"batch_size": 4, "optimizer": "adamw", "device": "a100", "precision": "bf16"}
-    step = SharedStep.of("resnet18", **options)
-    plain, sharded = (
-        step.on(Parallelism(gpus=8, sharded_optimizer=choice)).memory_parts_mib
-        for choice in (False, True)
-    )
-    assert sharded["states"] == pytest.approx(plain["states"] / 8)
-    assert sharded["activations"] == plain["activations"]
-
-
-def test_a_sharded_optimizer_in_bf16_has_main_copies_of_any_transformer():
-    sharded, plain = (
-        predict_parallel(
-            "hf:gpt2", gpus=8, precision="bf16", sharded_optimizer=choice, **GPT
-        ).memory_parts_mib
-        for choice in (True, False)
-    )
-    assert sharded["states"] * 8 == pytest.approx(6 * sharded["parameters"], rel=0.01)
-    assert plain["states"] == pytest.approx(2 * plain["parameters"], rel=0.01)

@@ -7,7 +7,7 @@ pytest.importorskip("transformers")
 import torch
 
 from trappm.extensions.transformers.decoder import Decoder
-from trappm.extensions.transformers.generation import MIB, generate
+from trappm.extensions.transformers.generation import generate
 from trappm.extensions.transformers.model_heads import HOST_RANGE
 from trappm.profiler.models.sources import source_of
 from trappm.profiler.records import Precision
@@ -40,22 +40,10 @@ def test_flops_per_token_grow_linearly_with_context():
     [
         (["hf:bert-tiny"], "not a decoder"),
         (["hf:llama-tiny", "--prompt", "500", "--tokens", "20"], "supports at most 512"),
-        (["hf:llama-tiny", "--batch-size", "0"], "batch size is 0"),
-        (["hf:llama-tiny", "--device", "nothing"], "unknown device 'nothing'"),
     ],
 )
 def test_invalid_arguments_give_one_line(words, message, refusal):
     assert message in refusal("generate", *words)
-
-
-def test_token_time_is_bound_by_weight_and_cache_bandwidth():
-    made = generate("hf:llama-2-7b", prompt=1000, tokens=2, batch_size=16, device="a100")
-    # transformers' cache is copied for a token more, and then read by attention.
-    moved_ms = (made.weights_mib + 3 * made.cache_mib) * MIB / (1555 * 1e6)
-    assert moved_ms < made.token_device_ms < 3 * moved_ms
-    assert made.token_device_ms < made.token_ms
-    low, high = made.token_interval_ms
-    assert low < made.token_ms < high
 
 
 @pytest.mark.parametrize(
@@ -72,11 +60,10 @@ def test_generation_agrees_with_published_steps(name, batch_size, first_token_ms
     assert made.token_ms / HOST_RANGE <= low < token_ms < high <= 2.05 * made.token_ms
 
 
-@pytest.mark.parametrize(("device", "precision"), [("h100", "bf16"), ("a100", "fp32")])
-def test_cards_and_precisions_without_decode_steps_are_named(device, precision):
+def test_cards_without_decode_steps_are_named():
     settings = {"prompt": 16, "tokens": 2, "batch_size": 64}
     known = generate("hf:llama-tiny", device="a100", precision="bf16", **settings)
-    made = generate("hf:llama-tiny", device=device, precision=precision, **settings)
+    made = generate("hf:llama-tiny", device="h100", precision="bf16", **settings)
     assert "No decode steps" in made.remarks[0]
     assert made.remarks != known.remarks
     spreads = [high / low for low, high in (known.token_interval_ms, made.token_interval_ms)]

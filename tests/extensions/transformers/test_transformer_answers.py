@@ -38,8 +38,6 @@ def test_memory_is_simulated_and_marked_as_such():
     assert answer.memory_mib == pytest.approx(simulated_mib)
     low, high = answer.intervals["memory_mib"]
     assert low < simulated_mib < high
-    assert " at 64 tokens, batch 4, sgd, " in str(answer)
-    assert sum("No model like this one" in remark for remark in answer.remarks) == 1
 
 
 def test_a_step_that_an_a100_ran_fits_it_although_it_would_reserve_more():
@@ -51,8 +49,6 @@ def test_a_step_that_an_a100_ran_fits_it_although_it_would_reserve_more():
     assert answer.fits
     assert answer.largest_batch >= 8
     assert sum(answer.memory_parts_mib.values()) == pytest.approx(answer.memory_mib)
-    roomy = trappm.predict(name, device="h200", batch_size=8, **question)
-    assert roomy.memory_mib > answer.memory_mib
 
 
 GPT = {"sequence_length": 256, "batch_size": 8, "optimizer": "adamw"}

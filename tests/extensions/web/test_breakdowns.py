@@ -7,7 +7,6 @@ import pytest
 from serving_samples import Asker
 
 import trappm
-from trappm.extensions.web import answerer
 
 QUESTION = {
     "model": "test_resnet", "input_size": 64, "batch_size": 4, "devices": ["a100", "v100"],
@@ -35,12 +34,10 @@ def test_breakdown_equals_trappm_predict(server):
     for answer, prediction in zip(response.json, expected, strict=True):
         values = json.loads(json.dumps(prediction.to_dict(breakdown_depth=2)))
         assert answer["memory_breakdown"] == values["memory_breakdown"]
-        largest = answer["memory_breakdown"]["largest"]
-        assert all(x["line"].startswith("timm/") == bool(x["module"]) for x in largest)
         assert answer["memory_breakdown"]["parts_mib"]["optimizer_state"] > 0
 
 
-def test_equal_steps_are_traced_once_and_cached(server, monkeypatch):
+def test_equal_steps_are_traced_once_and_cached(server):
     before = traces(server)
     questions = [QUESTION | {"phase": "infer", "breakdown_depth": depth} for depth in (1, 2)]
 
@@ -53,13 +50,6 @@ def test_equal_steps_are_traced_once_and_cached(server, monkeypatch):
     traced = traces(server)
     assert server.post("/v1/predict", questions[0]).json == first.json
     assert before < traced == traces(server)
-    monkeypatch.setattr(answerer, "MAX_STEPS", 1)
-    of_one = QUESTION | {"devices": ["a100"]}
-    server.post("/v1/predict", of_one | {"batch_size": 5})
-    known = traces(server)
-    for batch_size in (6, 5):  # the first is forgotten for the second
-        server.post("/v1/predict", of_one | {"batch_size": batch_size})
-    assert traces(server) == known + 2
 
 
 def test_breakdown_has_the_limits_of_a_trace():

@@ -400,6 +400,9 @@ def test_own_prices_replace_the_shipped_ones(home):
         ({"carbon_g_per_kwh": float("nan")}, "carbon intensity is nan"),
         ({"usd_per_hour": float("nan")}, "must be a number of USD per hour above 0, at most"),
         ({"batch_size": True}, "batch size is True"),
+        ({"phase": "infer", "accumulation": 2}, "accumulation is 2, which is of training"),
+        ({"execution": "reduce-overhead"}, "CUDA graphs are not covered"),
+        ({"device": "v100", "precision": "amp-fp16", "execution": "compile"}, "Triton needs"),
         ({"snapshot": "nope"}, "no snapshot 'nope' in .*; default is the one"),
     ],
 )

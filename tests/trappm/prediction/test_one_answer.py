@@ -95,11 +95,6 @@ def small():
     )  # fmt: skip
 
 
-def perceptron():
-    return nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 2048), nn.GELU(),
-                         nn.Linear(2048, 10))  # fmt: skip
-
-
 def encoder():
     layer = nn.TransformerEncoderLayer(128, 4, 256, batch_first=True)
     return nn.Sequential(nn.TransformerEncoder(layer, 2), nn.Flatten(), nn.Linear(32 * 128, 10))
@@ -108,21 +103,15 @@ def encoder():
 FAST = {
     "test_resnet": timm_model("test_resnet", 160),
     "own convolutions": Way(None, small, (3, 64, 64)),
-    "own perceptron": Way(None, perceptron, (512,)),
 }
 SLOW = {
     "test_vit": timm_model("test_vit", 160),
     **{name: timm_model(name) for name in (
-        "resnet18", "mobilenetv3_small_050", "vit_tiny_patch16_224", "convnext_atto",
-        "efficientnet_b0", "regnetx_002", "mixer_s32_224", "levit_128s",
+        "resnet18", "vit_tiny_patch16_224", "convnext_atto", "efficientnet_b0", "levit_128s",
     )},
-    **{f"torchvision {name}": torchvision_model(name) for name in (
-        "resnet18", "squeezenet1_1", "shufflenet_v2_x0_5",
-    )},
+    "shufflenet of torchvision": torchvision_model("shufflenet_v2_x0_5"),
     "ViT of Transformers": transformers_model("ViTConfig", num_hidden_layers=2),
-    "ConvNeXt of Transformers": transformers_model("ConvNextConfig", depths=[1, 1, 1, 1]),
     "own shortcuts": Way(None, lambda: Residual(64, 6)),
-    "own wide shortcuts": Way(None, lambda: Residual(256, 2)),
     "own encoder": Way(None, encoder, (32, 128)),
 }  # fmt: skip
 
@@ -201,6 +190,8 @@ def test_labels_of_others_are_predicted_without_the_excess_of_their_process():
     assert plain.high - plain.low == pytest.approx(width, rel=0.05)
     risks = head.exceeding([workload], 1000.0), of_sheet.exceeding([workload], 1000 + head.excess)
     assert risks[0] == risks[1]
+    own = shipped_heads("h100")[Phase.TRAIN].heads.heads["memory_mib"]
+    assert own.excess == 0
 
 
 def test_labels_of_others_are_predicted_in_the_loop_of_the_question():
@@ -217,8 +208,3 @@ def test_labels_of_others_are_predicted_in_the_loop_of_the_question():
     ratio = momentum.memory_mib / plain.memory_mib
     assert ratio == pytest.approx(simulated[1] / simulated[0], rel=0.01)
     assert ratio > 1.02
-
-
-def test_labels_of_ones_own_keep_their_process():
-    head = shipped_heads("h100")[Phase.TRAIN].heads.heads["memory_mib"]
-    assert head.excess == 0

@@ -53,13 +53,6 @@ def test_a_slow_run_shows_its_progress_once_per_trace(module_home, monkeypatch, 
     assert len(lines) <= 4
 
 
-def test_a_quick_run_shows_nothing(module_home, caplog, capfd):
-    with caplog.at_level(logging.INFO, "trappm.prediction"):
-        ask(Deciding())
-    assert not caplog.records
-    assert capfd.readouterr() == ("", "")
-
-
 def test_traces_without_values_and_names_have_no_limit(module_home):
     module = nn.Sequential(nn.Flatten(), nn.Linear(192, 10))
     assert ask(module, trace_seconds=0.001).memory_source == "traced"
