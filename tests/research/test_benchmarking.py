@@ -16,7 +16,6 @@ from research.evaluation.benchmark import (
     splits_of,
     summarize,
 )
-from research.peers.predictors import ESTIMATORS, Surroundings, check_names, estimator_named
 from trappm.learner.interface import Estimate, Workload
 from trappm.learner.stats.folds import content_groups
 from trappm.profiler.errors import InputError
@@ -142,18 +141,6 @@ def test_start_has_not_seen_held_out_labels_on_the_other_device(kind):
             assert set(seen.groups) == set(there.architectures) - held_out
 
 
-def test_labels_of_held_out_architectures_alone_are_no_start():
-    here = samples()
-    (split,) = splits_of(here, SplitKind.ARCHITECTURES, [1])
-    rows = np.flatnonzero(split.test)
-    there = bench_samples([here.configurations[i] for i in rows], here.at(rows))
-    plan = BenchmarkPlan(
-        splits=[split.kind], seeds=[1], source=SourceDevice(there, {"memory": Memory()})
-    )
-    with pytest.raises(InputError, match="all labels of the other device are held out"):
-        list(run_plan(here, [Memory()], plan))
-
-
 def test_scores_use_judged_rows_and_report_oom_and_spikes():
     n = 3 * len(NAMES)
     values, above = np.full(n, 100.0), np.full(n, np.nan)
@@ -193,19 +180,6 @@ def test_a_summary_has_mean_and_deviation_over_seeds():
     assert families["accuracy_deviation"] == {}
 
 
-def test_estimators_are_found_by_name(zoo):
-    surroundings = Surroundings(
-        metric="memory_mib",
-        card="a100-40gb",
-        make_encoder=lambda preset, pretrained: zoo.encoder,
-        estimates_mib={Workload(graph=zoo.graphs[0]): 1.0},
-    )
-    for name in ESTIMATORS:
-        assert estimator_named(name, surroundings).name == name
-    with pytest.raises(InputError, match="did you mean 'nnlqp'"):
-        check_names(["ours", "nnlpq"])
-
-
 # Architectures under two names are one, wherever some are held out.
 
 
@@ -232,12 +206,6 @@ def test_groups_without_graphs_use_kernels_or_names():
     assert content_groups(["b", "a", "c"], made) == ["a", "a", "c"]
     nothing = [Workload(graph=Graph.empty(1))] * 3
     assert content_groups(["b", "a", "b"], nothing) == ["b", "a", "b"]
-
-
-def test_transformer_is_one_group_for_all_training_options():
-    ways = ["hf:gpt2", "hf:gpt2,eager", "hf:gpt2,lora=16", "hf:gpt2-xl", "hf:gpt2-xl,lora=16"]
-    nothing = [Workload(graph=Graph.empty(1))] * len(ways)
-    assert content_groups(ways, nothing) == ["hf:gpt2"] * 3 + ["hf:gpt2-xl"] * 2
 
 
 # The layers are those of the numbers: a ViT is a DeiT, of another family.

@@ -153,18 +153,6 @@ def test_start_is_learned_with_the_data_sheet_of_its_own_device(
     assert started == ["prior", "trappm-laptop-random"]
 
 
-def test_suite_shows_the_architecture_split_first(say, sheets):
-    status, out, err = say(
-        "--suite", "paper", "--labels", sheets[2], "--estimator", "faketensor", "--split",
-        "architectures", "--split", "families", "--split", "configurations", "--seeds", 2,
-        "--label-counts", "6,12",
-    )  # fmt: skip
-    assert status == 0, err
-    titles = ("whole architectures held out", "whole families held out", "the paper's split")
-    places = [out.index(title) for title in titles]
-    assert places == sorted(places)
-
-
 def test_only_usable_rows_are_evaluated(report, sheets, tmp_path):
     reading = tmp_path / "reading.csv"
     rows = [(name, batch, "usable" if batch > 8 else "died", int(batch == 32))
@@ -175,12 +163,6 @@ def test_only_usable_rows_are_evaluated(report, sheets, tmp_path):
     (result,) = report(*files, "--estimator", "faketensor")["results"]
     assert result["accuracy"]["count"] == 4
     assert result["without_spikes"]["count"] == 2
-
-
-def test_only_out_of_memory_labels_are_reported(report, tmp_path):
-    sheet = write_sheet(tmp_path / "died.csv", ARCHITECTURES, lambda name, batch: 39_000 + batch)
-    found = report("--labels", sheet, "--estimator", "prior", "--seeds", 1)
-    assert found["labels"]["bounds_only"] == 18
 
 
 def test_file_without_labels_is_described(tmp_path):
@@ -196,17 +178,10 @@ def test_file_without_labels_is_described(tmp_path):
     ("arguments", "reason"),
     [
         ([], "give labels"),
-        (["--train", "x.csv"], "must be given together"),
         (["--train", "x.csv", "--test", "y.csv", "--suite", "paper"], "options of splits"),
         (["--labels", "nowhere.csv"], "nowhere.csv cannot be read"),
         (["--labels", "ALL", "--estimator", "nnlpq"], "did you mean 'nnlqp'"),
-        (["--labels", "ALL", "--split", "people"], "'people' is not one of"),
-        (["--labels", "ALL", "--metric", "speed"], "Unknown metric 'speed'"),
-        (["--labels", "ALL", "--size", "huge"], "Unknown size 'huge'"),
-        (["--labels", "ALL", "--label-counts", "1,x"], "give numbers"),
         (["--labels", "ALL", "--metric", "power"], "none of the 18 labels has power_w"),
-        (["--labels", "ALL", "--seeds", "0"], "--seeds"),
-        (["--labels", "ALL", "--usable", "ALL"], "lacks the columns"),
         (["--device", "a100"], "no labels of a100"),
     ],
 )  # fmt: skip

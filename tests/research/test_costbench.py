@@ -2,24 +2,21 @@
 
 import math
 import time
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from research import costbench
-from research.__main__ import main
 from research.costbench import (
     PublishedSheet,
     Tool,
-    by_card,
     line_error,
     outcomes,
     published,
     summary,
 )
-from research.peers.cost_models import Figure, simumax_run
+from research.peers.cost_models import Figure
 from trappm.profiler.errors import InputError
 
 ROWS = pd.DataFrame({"ms": [100.0, 200.0, math.nan, 400.0], "peer": [110.0, math.nan, 1.0, 600.0]})
@@ -69,29 +66,3 @@ def test_a_missing_constant_costs_nothing_after_a_line():
     predicted = np.arange(1.0, 11.0)
     assert line_error(predicted, 3 * predicted + 7) == pytest.approx(0, abs=1e-6)
     assert math.isnan(line_error(predicted[:4], predicted[:4]))
-
-
-def test_experts_and_context_parallelism_are_refused():
-    row = {"model": "llama3-70b", "layer_num": 12, "mbc": 4, "parallel": "tp2pp1"}
-    run = simumax_run(SimpleNamespace(**row, cp_size=math.nan))
-    assert (run.tensor, run.pipeline, run.hidden, run.layers) == (2, 1, 8192, 12)
-    for other in ({"cp_size": 4.0}, {"cp_size": math.nan, "model": "deepseekv2"}):
-        with pytest.raises(InputError, match="not covered"):
-            simumax_run(SimpleNamespace(**(row | other)))
-
-
-def test_unknown_sheets_are_refused(capsys):
-    assert main(["costbench", "neusigth"]) != 0
-    assert "did you mean 'neusight'?" in capsys.readouterr().err
-
-
-def test_cards_have_the_rows_that_this_tool_predicts():
-    rows = ROWS.assign(card=["A100", "A100", "A100", "V100"])
-    tools = [
-        Tool("ours", lambda row: {"time, ms": ours(row)["time"]}),
-        Tool("peer", published({"time, ms": "peer"})),
-    ]
-    sheet = PublishedSheet("", lambda _: rows, {"time, ms": "ms"}, tools, card="card", model="peer")
-    [a100] = by_card("sheet", sheet, rows, list(outcomes(sheet, rows))).to_dict("records")
-    assert (a100["card"], a100["rows"], a100["peers %"]) == ("a100", 2, "peer 10")
-    assert a100["ours %"] == pytest.approx(20)

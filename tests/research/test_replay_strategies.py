@@ -10,8 +10,6 @@ from workload_samples import trained_heads
 from research.replay.replay import named_strategy
 from research.replay.strategies import STUDIED, ReplayRequest, gradients_of
 from trappm.learner.acquisition import PoolCovariance
-from trappm.learner.acquisition.strategies import Representation
-from trappm.learner.interface import Estimate
 from trappm.profiler.errors import InputError
 
 
@@ -56,12 +54,6 @@ def test_strategies_by_family_need_families(name):
         picks_of(name, request(families=()))
 
 
-def test_facility_location_picks_what_represents_most():
-    query = unlabelled(count=1)
-    gains = Representation(query.points, query.known, np.random.default_rng(0)).gains()
-    assert picks_of("facility", query) == [int(np.argmax(gains))]
-
-
 def test_stratified_picks_give_each_family_its_share():
     families = ["large"] * 40 + ["small"] * 20
     query = unlabelled(families=families, count=12)
@@ -104,17 +96,6 @@ def test_lcmd_agrees_with_bmdal_reg(monkeypatch):
     assert query.open[theirs.numpy()].tolist() == ours
 
 
-class Fixed:
-    """A learner without weights."""
-
-    def predict(self, workloads):
-        return Estimate(np.ones(len(workloads)))
-
-
-def test_learners_without_weights_have_no_gradients():
-    assert gradients_of(Fixed(), []) is None
-
-
 def test_gradients_of_heads_agree_with_finite_differences(zoo, measure, small):
     heads = trained_heads(zoo, np.arange(0, 96, 3), measure(zoo.graphs, noise_seed=1), small)
     workloads, _ = zoo.workloads(range(6))
@@ -132,19 +113,3 @@ def test_gradients_of_heads_agree_with_finite_differences(zoo, measure, small):
     of_residual = rows[:, width : width + sum(head.prior.feature_groups)]
     assert of_residual.std(axis=0).max() > 0
     assert np.isfinite(rows).all()
-
-
-def test_gradients_of_networks_are_those_of_the_last_layers(zoo, measure, small):
-    networks = replace(small, head=replace(small.head, physical_prior=False, steps=40, members=2))
-    trained = trained_heads(zoo, np.arange(0, 96, 5), measure(zoo.graphs), networks)
-    workloads, _ = zoo.workloads(range(5))
-    head = trained.heads["step_time_ms"]
-    rows = gradients_of(head, workloads)
-    width = networks.head.hidden[-1]
-    assert rows.shape == (5, len(head.networks) * width)
-    outputs = []
-    for number, network in enumerate(head.networks):
-        own = rows[:, number * width : (number + 1) * width] * np.sqrt(len(head.networks))
-        outputs.append(own @ network.output.weight[0].numpy() + float(network.output.bias[0]))
-    logs = head.scales.center + head.scales.scale * np.mean(outputs, axis=0)
-    np.testing.assert_allclose(np.exp(logs), head.predict(workloads).median, rtol=1e-4)

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 import trappm
 from trappm.extensions.advice.changes import adapter_changes, precision_changes, training_loop
 from trappm.extensions.advice.checkpoints import blocks_of, checkpointed
+from trappm.extensions.advice.report import print_advice
 from trappm.prediction.fit import Verdict
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Precision
@@ -66,6 +67,11 @@ def test_changes_fit_and_are_ordered_by_their_time(advice):
         low, high = step.intervals["step_time_ms"]
         assert low <= step.step_time_ms <= high
     assert advice.cheapest is advice.changes[0]
+
+
+def test_the_advice_is_printed_with_lines_of_python(advice, capsys):
+    print_advice(advice, explain=True)
+    assert "from torch.utils.checkpoint import checkpoint" in capsys.readouterr().out
 
 
 def test_checkpointed_blocks_take_the_predicted_memory_when_traced_again(advice):
@@ -198,15 +204,6 @@ def test_a_module_of_the_caller_stays_as_it_is():
         precision=advice.before.precision, memory_format=advice.before.memory_format,
     )  # fmt: skip
     assert step.memory_mib == pytest.approx(again.memory_mib, rel=0.02)
-
-
-@pytest.mark.parametrize(
-    ("name", "blocks"),
-    [("resnet18", ["layer1.0", "layer1.1"]), ("efficientnet_b0", ["blocks.0", "blocks.1.0"])],
-)
-def test_blocks_are_the_innermost_repeated_layers(name, blocks):
-    with torch.device("meta"):
-        assert blocks_of(timm.create_model(name))[:2] == blocks
 
 
 def test_a_run_that_is_too_slow_gets_faster(as_json):

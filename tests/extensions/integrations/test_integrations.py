@@ -330,16 +330,6 @@ def test_optuna_prunes_trials_that_do_not_fit(folder):
         assert (trial.constraints["trappm_memory_mib"] > 0) is (trial.state.name == "PRUNED")
 
 
-def test_callback_of_a_named_model_equals_predict():
-    said = forecast(first_step(160), "a100").prediction
-    predicted = trappm.predict(
-        "test_resnet", input_size=160, batch_size=16, device="a100", precision="fp32",
-        optimizer="momentum",
-    )  # fmt: skip
-    assert said.memory == pytest.approx(predicted.memory)
-    assert (said.verdict, said.largest_batch) == (predicted.verdict, predicted.largest_batch)
-
-
 def test_precision_in_fp32_is_that_of_the_process():
     """Whichever of PyTorch's ways has set it."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn

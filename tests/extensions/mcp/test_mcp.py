@@ -71,13 +71,6 @@ def test_predict_is_the_json_of_the_command(values, as_json):
     assert predicted == as_json(f"predict {OPTIONS} {options}")
 
 
-@pytest.mark.extension("transformers")
-def test_a_size_is_in_tokens_for_a_text_model(values, as_json):
-    predicted = values("predict", model="hf:gpt2-tiny", input_size=32, phase="infer")
-    command = "predict hf:gpt2-tiny --sequence-length 32 --phase infer"
-    assert predicted == as_json(command)
-
-
 def test_compare_is_the_json_of_the_command(values, as_json):
     devices = {"devices": ["a100", "v100"]}
     command = f"compare {OPTIONS} --device a100 --device v100"

@@ -15,9 +15,7 @@ from onnx_export import file_graph
 
 from trappm.extensions.onnx.checked_model import Operation
 from trappm.extensions.onnx.constant_folding import fold
-from trappm.extensions.onnx.file_trace import file_trace
 from trappm.profiler.errors import ModelFileError, UnsupportedModelError
-from trappm.profiler.traced_step import TraceSource
 
 IMAGE = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, 8, 8])
 RESULT = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3, 8, 8])
@@ -98,25 +96,6 @@ def test_of_external_data_only_what_the_tensor_needs_is_read(write, tmp_path):
     with resources_watched() as peak_bytes:
         assert file_graph(path).at(4).output_shapes.tolist() == [[4, 192, 0, 0, 0, 0]]
     assert peak_bytes() < 100 << 20
-
-
-CONV = {"pads": [1, 1, 1, 1]}
-
-
-def test_scales_that_are_stored_as_weights_are_read_and_are_none(write):
-    scales = helper.make_tensor("s", TensorProto.FLOAT, [4], [1.0, 1.0, 2.0, 2.0])
-    kernel = helper.make_tensor("w", TensorProto.FLOAT, [8, 3, 3, 3], np.zeros(216))
-    path = write(
-        helper.make_node("Resize", ["x", "", "s"], ["t"], mode="nearest"),
-        helper.make_node("Conv", ["t", "w"], ["y"], **CONV),
-        outputs=[helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 8, 16, 16])],
-        initializers=[scales, kernel],
-    )
-    made = file_trace(path)
-    assert made.graph.operators == ("Resize", "Conv")
-    assert made.graph.parameters.tolist() == [0, 216]
-    assert made.graph.at(2).output_shapes[0].tolist() == [2, 3, 16, 16, 0, 0]
-    assert made.source is TraceSource.REBUILT
 
 
 def test_a_pipe_or_a_device_is_not_read(write, tmp_path):
@@ -230,12 +209,6 @@ def resources_watched():
         yield lambda: tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-
-
-def test_an_output_may_be_a_copy_of_another_output(write):
-    copies = [helper.make_node("Identity", [a], [b]) for a, b in (("y", "a"), ("a", "z"))]
-    copy = helper.make_tensor_value_info("z", TensorProto.FLOAT, ["n", 3, 8, 8])
-    assert file_graph(write(RELU, *copies, outputs=[RESULT, copy])).operators == ("Relu",)
 
 
 def test_a_tensor_in_an_attribute_may_not_lie_outside_the_file(write, tmp_path):

@@ -58,13 +58,6 @@ def test_bubble_grows_with_stages_and_shrinks_with_micro_batches(large):
     assert idle(4, 4) > idle(4, 8) > idle(4, 64)
 
 
-def test_checkpointed_blocks_are_summed_once_more(small):
-    again = step_of("hf:pythia-410m,checkpointing,megatron", 1)
-    assert again.divided.sums == 6
-    assert small.divided.sums == 4
-    assert on(again, 2).communication_ms > 1.3 * on(small, 2).communication_ms
-
-
 def test_a_step_takes_between_the_larger_of_its_parts_and_their_sum(small, large):
     for step in (small, large):
         for tensor, nodes in ((1, 2), (2, 1), (4, 1)):
@@ -74,15 +67,6 @@ def test_a_step_takes_between_the_larger_of_its_parts_and_their_sum(small, large
             assert longest <= made.step_time_ms <= total * (1 + 1e-9)
             low_ms, high_ms = made.intervals["step_time_ms"]
             assert low_ms < made.step_time_ms < high_ms
-
-
-def test_megatron_kernels_are_between_fused_and_single_operators():
-    fused, megatron, eager = (
-        step_of(f"hf:pythia-70m{kernels}", 8).work.step_ms
-        for kernels in ("", ",megatron", ",eager")
-    )
-    assert fused < 0.95 * megatron
-    assert megatron < 0.95 * eager
 
 
 def test_pipeline_divides_parameters_but_not_activations(large):

@@ -54,15 +54,6 @@ def test_fsdp_memory_decreases_with_ranks_and_ddp_memory_does_not(needs, allocat
     assert ddp[0].buckets == allocations.parameter_bytes.sum()
 
 
-def test_tensor_parallelism_divides_a_transformer(needs):
-    sizes = [
-        rank_memory(needs, Parallelism(strategy=ShardingStrategy.TP, gpus=gpus))
-        for gpus in (1, 2, 4)
-    ]
-    assert sizes[0].parameters == pytest.approx(4 * sizes[2].parameters)
-    assert sizes[0].total > sizes[1].total > sizes[2].total
-
-
 def test_a_sharded_optimizer_divides_states_over_replicas_only(needs):
     plain, sharded = (
         rank_memory(

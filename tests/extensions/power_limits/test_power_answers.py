@@ -76,10 +76,3 @@ def test_the_command_shows_power_its_source_and_the_best_limit(printed, as_json)
     answer = as_json(command, 200)
     assert answer["power_limit_w"] == 200
     assert answer["best_power_limit"]["saved"] > 0
-
-
-def test_inference_and_autocast_use_less_energy():
-    train, infer = ask(), ask(phase="infer")
-    assert infer.energy_j < 0.5 * train.energy_j
-    half = ask(precision="amp-fp16")
-    assert half.energy_j < train.energy_j

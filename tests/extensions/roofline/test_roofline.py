@@ -2,23 +2,16 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
-from research.priors.other_devices import pooled_errors
-from trappm.extensions.roofline.drawing import lines
 from trappm.extensions.roofline.report import describe
 from trappm.extensions.roofline.roofs import (
     BANDWIDTH,
     COMPUTE,
     Roof,
-    RooflineDevice,
     roofline_device,
 )
 from trappm.extensions.roofline.steps import roofline_steps
-from trappm.learner.heads.physics_heads import Basis, OtherDevices
-from trappm.learner.physics.devices.known_devices import known_devices
-from trappm.prediction.answer import answer_questions
 from trappm.prediction.models import subject_of
 from trappm.prediction.question import Question
 from trappm.prediction.selection import Selection
@@ -87,34 +80,6 @@ def test_open_settings_default_to_the_most_common_of_labels():
     assert {p.data_type for p in first.kernels.points} >= {"fp16"}  # its labels are of autocast
     plain, _ = step([paper, trained], precision="fp32")
     assert {p.data_type for p in plain.kernels.points} == {"fp32", "tf32"}
-
-
-def test_step_time_without_labels_equals_predict():
-    (shipped,) = Selection(Question(snapshot="default")).snapshots
-    errors = pooled_errors(np.array([-0.2, 0.1, 0.3]), ["a", "b", "c"], [""] * 3)
-    others = OtherDevices(
-        known_devices().centre + 0.1,
-        {},
-        {(basis, phase): errors for basis in Basis for phase in Phase},
-        errors,
-    )
-    selection = Selection(Question(batch_size=8), [replace(shipped, others=others)])
-    subject = subject_of("test_resnet")
-    for name, source in (("l4", "data sheet"), ("v100-32gb", "labels of v100-16gb")):
-        (roofed,) = roofline_steps(selection, subject, [roofline_device(name)])
-        (predicted,) = answer_questions(
-            [(selection, subject, selection.device_keys(name, None)[0])]
-        )
-        assert roofed.step_time_ms == pytest.approx(predicted.step_time_ms)
-        assert source in roofed.source
-
-
-def test_lines_meet_at_the_ridge_point():
-    device = RooflineDevice(key="x", card="x", roofs=roofs(10.0, 1000.0))
-    level, slanted = lines(device, 0.1, 1000.0)
-    assert level.ends == ((10.0, 10.0), (1000.0, 10.0))
-    assert slanted.ends == ((0.1, 0.1), (10.0, 10.0))
-    assert "10 TFLOP/s" in level.name
 
 
 def test_roofline_command_with_two_devices(printed, as_json, tmp_path):

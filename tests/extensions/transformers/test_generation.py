@@ -11,7 +11,6 @@ from trappm.extensions.transformers.generation import generate
 from trappm.extensions.transformers.model_heads import HOST_RANGE
 from trappm.profiler.models.sources import source_of
 from trappm.profiler.records import Precision
-from trappm.profiler.traced_step import KernelKind, Size
 
 
 @pytest.mark.parametrize("name", ["llama-tiny", "gpt2-tiny", "mistral-tiny"])
@@ -68,27 +67,3 @@ def test_cards_without_decode_steps_are_named():
     assert made.remarks != known.remarks
     spreads = [high / low for low, high in (known.token_interval_ms, made.token_interval_ms)]
     assert spreads[0] < spreads[1]
-
-
-def test_host_bound_decoding_has_a_wider_interval():
-    made = generate("hf:gpt2", prompt=16, tokens=2, device="h100")
-    assert made.token_ms > 2 * made.token_device_ms
-    low, high = made.token_interval_ms
-    assert high / low > HOST_RANGE**2
-
-
-def test_eager_attention_has_a_slower_prefill_than_fused():
-    fused, eager = (
-        generate(f"hf:llama-tiny{way}", prompt=500, tokens=1, batch_size=64, device="h100")
-        for way in ("", ",eager")
-    )
-    assert fused.first_token_ms < eager.first_token_ms
-    assert fused.to_dict()["token_device_ms"] is None
-
-
-def test_embedding_reads_only_its_rows():
-    decoder = Decoder("hf:llama-2-7b", 64, 1, Precision.BF16)
-    table = decoder.decode(10).kernels.table
-    rows = table.kinds == KernelKind.INDEX
-    assert rows.any()
-    assert (table.sizes_at(1)[rows, Size.READ_BYTES] < 1e6).all()

@@ -17,13 +17,11 @@ from trappm.extensions.transformers.model_names import (
     Frozen,
     TransformerName,
     builtin_shapes,
-    unit_of,
 )
 from trappm.profiler.errors import InputError
 from trappm.profiler.files import load_yaml
 from trappm.profiler.models.on_meta import on_meta
 from trappm.profiler.models.sources import source_of
-from trappm.profiler.records import Configuration
 
 ROOT = Path(__file__).parents[3]
 
@@ -159,20 +157,6 @@ def test_another_vocabulary_changes_embeddings_head_and_tokens():
     )
     assert large - small == 2 * (5000 - 1024) * 128
     assert source_of(name).inputs(name, 32).train["input_ids"].upper == 5000
-
-
-@pytest.mark.parametrize(
-    ("architecture", "unit"),
-    [
-        ("hf:gpt2,lora=4", "tokens"),
-        ("hf:gone.json", "tokens"),
-        ("hf:google/vit-base-patch16-224,lora=8", "px"),
-    ],
-)
-def test_input_size_has_a_unit(architecture, unit):
-    assert unit_of(architecture) == unit
-    configuration = Configuration(architecture=architecture, batch_size=2, input_size=64)
-    assert f" at 64 {unit}" in str(configuration)
 
 
 def test_all_image_classifiers_of_transformers_take_pixels():

@@ -92,9 +92,3 @@ def test_the_response_equals_the_json_of_the_command(server, as_json, path, aske
     response = server.post(f"/v1/{path}", {**STEP, **asked})
     assert response.status == 200, response.body
     assert response.json == as_json(words)
-
-
-def test_devices_lists_catalogue_gpus_and_devices_with_heads(server):
-    listed = server.get("/v1/devices").json
-    assert {"t4-16gb", "l4-24gb", "a100-40gb"} <= set(listed["catalogue"])
-    assert set(listed["devices"]) - set(listed["catalogue"]) == {"cpu-1t", "cpu-2t"}

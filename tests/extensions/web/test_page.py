@@ -217,34 +217,6 @@ def test_form_reports_and_focuses_invalid_field(page, server):
     assert page.evaluate("document.activeElement.name") == "batch_size"
 
 
-def test_predict_shows_one_gpu_until_devices_are_added(page, server):
-    show(page, server, "predict?model=test_resnet&batch_size=8&input_size=64")
-    page.get_by_text("Fits A100 40 GB").first.wait_for()
-    assert "cpu-" not in page.locator(".result").inner_text()
-    expect(page.locator("#devices option[value=cpu-2t]")).to_be_attached()
-    page.get_by_label("Devices").fill("t4")
-    page.keyboard.press("Enter")
-    rows = page.locator("section.card", has_text="P(out of memory)").first.locator("tbody th")
-    expect(rows).to_have_text(["a100-40gb", "t4"])
-    assert "devices=a100-40gb%2Ct4" in page.url
-    page.get_by_role("button", name="Remove a100-40gb").click()
-    page.get_by_role("button", name="Predict").click()
-    page.get_by_text("Fits T4 16 GB").first.wait_for()
-
-
-def test_a_language_model_is_predicted_at_a_sequence_length(page, server):
-    show(page, server, "predict")
-    page.get_by_label("Input size, px").wait_for()
-    page.locator("[name=model]").fill("hf:gpt2")
-    page.get_by_label("Sequence length, tokens").fill("64")
-    with page.expect_request("**/v1/compare") as asked:
-        page.keyboard.press("Enter")
-    assert asked.value.post_data_json == {
-        "model": "hf:gpt2", "batch_size": 64, "input_size": 64, "phase": "train",
-        "devices": ["a100-40gb"],
-    }  # fmt: skip
-
-
 def test_a_prediction_compares_devices_with_intervals(page, server):
     show(page, server, "predict")
     page.locator("[name=model]").fill("test_resnet")

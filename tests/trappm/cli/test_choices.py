@@ -26,8 +26,9 @@ def home(tmp_path_factory):
     return home
 
 
-def test_choices_have_their_stored_reasons(home, monkeypatch, as_json, refusal):
+def test_choices_have_their_stored_reasons(home, monkeypatch, printed, as_json, refusal):
     monkeypatch.setenv("TRAPPM_HOME", str(home.path))
+    assert "chosen on cpu-2t" in printed("campaign report --choices")
     facts = as_json("campaign report --choices")
     assert [choice["reason"] for choice in facts["chosen"]] == REASONS
     assert len(as_json("campaign report --choices --count 1")["chosen"]) == 1

@@ -50,9 +50,6 @@ def test_cpu_predictions_use_labels_of_other_hosts():
     assert high < 2 * low
     remark = "the step time and memory of cpu-2t; they come from labels of other machines' cores"
     assert any(remark in line for line in answer.remarks)
-    under = trappm.compare("test_resnet", snapshot="default", power_limit_w=250)
-    assert {"h100", "v100-16gb"} <= {a.device for a in under} <= set(KEYS) | {"h100", "v100-16gb"}
-    assert not any(a.device.startswith("cpu") for a in under)  # cores have no limit to set
 
 
 def test_the_shipped_snapshot_is_complete_and_documented():
@@ -63,7 +60,6 @@ def test_the_shipped_snapshot_is_complete_and_documented():
     assert set(manifest.heads["rtx3090"]) == {"train", "infer"}
     assert all(source.file and source.source for source in manifest.sources)
     assert manifest.errors["a100-40gb"]["train"]["memory_mib"].mape < 4
-    assert {path.suffix for path in SHIPPED.iterdir()} == {".json", ".safetensors"}
     assert re.fullmatch("[0-9a-f]{12}", manifest.versions["commit"])  # of a clean tree
 
 
@@ -86,7 +82,6 @@ HEADLINES = (
     ({}, rf"Fits A100 40 GB: 8.0 GiB \(7.7 to 8.6\) of 40.0. A step takes {re.escape(STEP)}."),
     ({"capacity_mib": 9000.0}, r"May not fit A100 40 GB: 8.0 GiB .* of 8.8, 8.3 usable. A.*"),
     ({"capacity_mib": 8000.0}, "Does not fit A100 40 GB: .* would take 205 ms.*"),
-    ({"memory_mib": None}, rf"A step on A100 40 GB takes {re.escape(STEP)}."),
     ({"execution": "compile", "accumulation": 4}, ".* batch 64, 4 passes, sgd, fp32, compiled."),
 )
 
@@ -357,21 +352,6 @@ def test_a_given_price_replaces_the_known_ones():
     assert offer.usd == pytest.approx(0.5 * own.run.hours)
     again = trappm.predict("test_resnet", device="h100", **step, usd_per_hour=0.25)
     assert again.run.offers[0].usd == pytest.approx(offer.usd / 2)  # and is no cached answer
-
-
-def test_comparisons_are_sorted_by_cost_or_time(as_json):
-    command = "compare test_resnet --device l20 --device v100 --device h100 --device t4"
-
-    def rows(*options):
-        return as_json(command, *options)["predictions"]
-
-    assert [row["device"] for row in rows()] == ["l20", "v100-16gb", "h100", "t4"]
-    times = [row["step_time_ms"] for row in rows("--sort", "time")]
-    assert times == sorted(times)
-    by_cost = rows("--sort", "cost", "--epochs", "1", "--samples", "1000")
-    costs = [row["run"]["offers"][0]["usd"] for row in by_cost[:-1]]
-    assert costs == sorted(costs)
-    assert by_cost[-1]["device"] == "l20"  # has no price
 
 
 def test_own_prices_replace_the_shipped_ones(home):

@@ -69,35 +69,11 @@ def transformers_model(name, **sizes):
     return Way(None, make)
 
 
-class Residual(nn.Module):
-    """A stack of convolutions with shortcuts."""
-
-    def __init__(self, width, depth):
-        super().__init__()
-        self.stem = nn.Conv2d(3, width, 7, stride=4, padding=3)
-        self.layers = nn.ModuleList(
-            nn.Sequential(nn.BatchNorm2d(width), nn.ReLU(), nn.Conv2d(width, width, 3, padding=1))
-            for _ in range(depth)
-        )
-        self.head = nn.Linear(width, 10)
-
-    def forward(self, images):
-        x = self.stem(images)
-        for layer in self.layers:
-            x = x + layer(x)
-        return self.head(x.mean((2, 3)))
-
-
 def small():
     return nn.Sequential(
         nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.AdaptiveAvgPool2d(1),
         nn.Flatten(), nn.Linear(16, 10),
     )  # fmt: skip
-
-
-def encoder():
-    layer = nn.TransformerEncoderLayer(128, 4, 256, batch_first=True)
-    return nn.Sequential(nn.TransformerEncoder(layer, 2), nn.Flatten(), nn.Linear(32 * 128, 10))
 
 
 FAST = {
@@ -111,8 +87,6 @@ SLOW = {
     )},
     "shufflenet of torchvision": torchvision_model("shufflenet_v2_x0_5"),
     "ViT of Transformers": transformers_model("ViTConfig", num_hidden_layers=2),
-    "own shortcuts": Way(None, lambda: Residual(64, 6)),
-    "own encoder": Way(None, encoder, (32, 128)),
 }  # fmt: skip
 
 
@@ -164,7 +138,7 @@ def test_models_of_all_sources_have_one_answer_however_they_are_given(model):
 
 @pytest.mark.slow
 @pytest.mark.extension("onnx")
-@pytest.mark.parametrize("model", ["test_resnet", "resnet18", "own shortcuts"])
+@pytest.mark.parametrize("model", ["test_resnet", "own convolutions"])
 def test_an_exported_file_has_the_answer_of_its_module(model, tmp_path):
     pytest.importorskip("onnxscript")
     assert_one_answer(predictions((FAST | SLOW)[model], tmp_path))

@@ -51,22 +51,6 @@ def test_gradients_of_parameters_that_are_left_out_outlive_zero_grad():
     assert left_out.live_mib >= none.live_mib + 5 * LAYER_MIB
 
 
-def test_groups_with_other_options_count_by_group():
-    model = deep()
-    half = [
-        {"params": model[:3].parameters(), "momentum": 0.9},
-        {"params": model[3:].parameters()},
-    ]
-    plain, mixed, full = (
-        ask(model, torch.optim.SGD(groups, lr=0.1, momentum=momentum))
-        for groups, momentum in ((model.parameters(), 0), (half, 0), (model.parameters(), 0.9))
-    )
-    assert [state_mib(a) for a in (plain, mixed, full)] == pytest.approx(
-        [0.0, 3 * LAYER_MIB, 6 * LAYER_MIB], rel=0.01, abs=0.1
-    )
-    assert plain.memory_mib < mixed.memory_mib < full.memory_mib
-
-
 class SGD(torch.optim.Optimizer):
     """A class of the user's own, of which only the name is PyTorch's."""
 
@@ -109,17 +93,6 @@ def test_the_best_power_limit_is_of_all_passes():
     for name in ("step_time_ms", "energy_j"):
         each, all_passes = (getattr(a.best_power_limit, name) for a in (one, four))
         assert all_passes == pytest.approx(ratio * each)
-
-
-def test_the_breakdown_counts_each_gradient_once():
-    model = deep()
-    for answer in (
-        ask(model, torch.optim.Adam(model[-1].parameters())),
-        ask(model, torch.optim.SGD(model.parameters(), lr=0.1), accumulation=2),
-    ):
-        breakdown = answer.memory_breakdown
-        assert breakdown.parts_mib[Part.GRADIENTS] == pytest.approx(6 * LAYER_MIB, rel=0.01)
-        assert breakdown.total_mib == pytest.approx(answer.memory_mib, rel=0.01)
 
 
 def test_parameters_of_the_optimizer_that_are_not_the_modules_have_a_remark():
