@@ -10,7 +10,6 @@ from workload_samples import trained_heads
 from research.replay.replay import named_strategy
 from research.replay.strategies import STUDIED, ReplayRequest, gradients_of
 from trappm.learner.acquisition import PoolCovariance
-from trappm.profiler.errors import InputError
 
 
 def request(n=60, seed=0, count=8, **options):
@@ -46,12 +45,6 @@ def test_only_open_candidates_are_picked_once_each(name):
         picks = picks_of(name, query)
         assert len(set(picks)) == 8
         assert set(picks) <= set(query.open.tolist())
-
-
-@pytest.mark.parametrize("name", ["stratified", "clusters"])
-def test_strategies_by_family_need_families(name):
-    with pytest.raises(InputError, match="need the families"):
-        picks_of(name, request(families=()))
 
 
 def test_stratified_picks_give_each_family_its_share():

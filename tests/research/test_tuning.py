@@ -9,7 +9,6 @@ from workload_samples import workloads
 
 from research.evaluation.benchmark import SplitKind, splits_of
 from research.tuning import Tuning, run_trials, space_of
-from trappm.learner.paper.presets import LAPTOP
 from trappm.profiler.records import Configuration
 
 NAMES = [f"resnet{i}" for i in range(24)] + [f"vgg{i}" for i in range(8)]
@@ -51,12 +50,3 @@ def test_held_out_labels_do_not_change_a_study(tuning):
     )
     finished = run_trials(tuning, 2, silent)
     assert run_trials(replace(tuning, samples=other), 2, silent) == finished
-
-
-@pytest.mark.parametrize("name", ["trappm-laptop", "nnlqp"])
-def test_shipped_settings_create_the_shipped_estimator(name, zoo):
-    space = space_of(name)
-    made = space.make(space.shipped, zoo.encoder)
-    assert made.name == name
-    if name == "trappm-laptop":
-        assert made.training == LAPTOP.head

@@ -54,6 +54,7 @@ def write(path, labels):
     return path
 
 
+@pytest.mark.slow
 def test_documented_example(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("steps.csv").write_text(TABLES[0])

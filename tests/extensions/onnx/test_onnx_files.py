@@ -48,14 +48,6 @@ RESHAPE = helper.make_node("Reshape", ["x", "s"], ["y"])
 FLAT_RESULT = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 192])
 
 
-@pytest.mark.parametrize("content", [b"", b"this is a text, not a model\n" * 9, bytes(100)])
-def test_what_is_not_onnx_is_refused(tmp_path, content):
-    path = tmp_path / "m.onnx"
-    path.write_bytes(content)
-    with pytest.raises(ModelFileError, match="not an ONNX"):
-        file_graph(path)
-
-
 def test_what_is_not_there_or_not_a_file_or_too_large_is_refused(tmp_path):
     with pytest.raises(ModelFileError, match="No such file"):
         file_graph(tmp_path / "missing.onnx")
@@ -108,17 +100,6 @@ def test_a_pipe_or_a_device_is_not_read(write, tmp_path):
         file_graph(write(RESHAPE, initializers=[outside("shape.bin")]))
 
 
-def test_an_unknown_operator_is_named(write):
-    node = helper.make_node("Frobnicate", ["x"], ["y"], domain="my.company")
-    path = write(node)
-    model = onnx.load(path)
-    model.opset_import.append(helper.make_opsetid("my.company", 1))
-    model.graph.output[0].type.tensor_type.shape.dim[0].dim_param = "m"
-    onnx.save(model, path)
-    with pytest.raises(UnsupportedModelError, match="Frobnicate"):
-        file_graph(path)
-
-
 def integers(name, *values):
     return helper.make_tensor(name, TensorProto.INT64, [len(values)], values)
 
@@ -140,13 +121,7 @@ IF = node("If", ["c"], ["y"], then_branch=BRANCH, else_branch=BRANCH)
 CONDITION = helper.make_tensor("c", TensorProto.BOOL, [], [True])
 LOOP = [node("Add", ["x", "b"], ["a"]), node("Add", ["x", "a"], ["b"]), node("Relu", ["b"], ["y"])]
 MUL = node("Mul", ["x", "w"], ["y"])
-DOUBLED = [
-    node("Shape", ["x"], ["s0"]),
-    *(node("Concat", [f"s{i}"] * 2, [f"s{i + 1}"], axis=0) for i in range(40)),
-    node("Reshape", ["x", "s40"], ["y"]),
-]
 MANY = ["x", *(f"t{i}" for i in range(20_000)), "y"]
-OF_MANY_AXES = [*chain("Unsqueeze", MANY[:9001], axes=[0]), node("Relu", [MANY[9000]], ["y"])]
 
 
 @pytest.mark.parametrize(
@@ -158,8 +133,6 @@ OF_MANY_AXES = [*chain("Unsqueeze", MANY[:9001], axes=[0]), node("Relu", [MANY[9
         ([MUL], TensorProto(name="w", data_type=1, dims=[2**62]), "'w' has shape"),
         ([MUL], floats("w", *[1] * 1000), "1000 axes"),
         ([node("Relu", ["w"], ["y"])], floats("w", 1, 3, 8, 8), "no output depends on the inputs"),
-        (DOUBLED, None, ""),
-        (OF_MANY_AXES, None, "axes"),
         (chain("Relu", MANY), None, "20001 nodes; at most 20000"),
         ([node("Constant", [], [], value_int=1), RELU], None, "no input or output"),
         ([node("Cast", ["x"], ["c"], to=99), node("Relu", ["c"], ["y"])], None, "number 99"),
@@ -209,17 +182,6 @@ def resources_watched():
         yield lambda: tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-
-
-def test_a_tensor_in_an_attribute_may_not_lie_outside_the_file(write, tmp_path):
-    (tmp_path / "secret").write_bytes(np.arange(2).tobytes())
-    value = outside("secret", name="")
-    shape = helper.make_tensor("s", TensorProto.INT64, [1], [4])
-    made = helper.make_node("ConstantOfShape", ["s"], ["t"])
-    made.attribute.add(name="value", type=onnx.AttributeProto.TENSOR).t.CopyFrom(value)
-    path = write(made, helper.make_node("Reshape", ["x", "t"], ["y"]), initializers=[shape])
-    with pytest.raises(ModelFileError, match="external data"):
-        file_graph(path)
 
 
 # Small tensors of a file are computed; large, overflowing and undefined ones are not.

@@ -80,13 +80,6 @@ def test_shapes_have_the_published_number_of_parameters(name, parameters):
     assert sum(p.numel() for p in model.parameters()) == parameters
 
 
-def test_model_without_fused_attention_suggests_eager():
-    pytest.importorskip("transformers")
-    with pytest.raises(InputError, match=r"use hf:bloom-560m,eager$"):
-        on_meta("hf:bloom-560m", 16)
-    assert on_meta("hf:bloom-560m,eager", 16)
-
-
 def test_only_adapters_are_trained():
     pytest.importorskip("peft")
     model = on_meta("hf:llama-tiny,lora=8", 64)

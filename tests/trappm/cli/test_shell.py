@@ -48,12 +48,6 @@ def test_words_are_completed(home, line, words):
     assert words or not shown
 
 
-def test_campaigns_are_completed(home):
-    folder, ids = home
-    assert set(completed(folder, "trappm campaign status ")) >= set(ids)
-    assert completed(folder, f"trappm campaign status {ids[0][:6]}") == [ids[0]]
-
-
 def test_completion_never_fails(tmp_path, monkeypatch):
     monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "nowhere"))
     assert shell.campaigns("") == []

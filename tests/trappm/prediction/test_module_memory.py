@@ -178,26 +178,6 @@ def test_labels_in_a_closure_fix_the_batch_size(loss):
     assert re.search("batch 12 only: at other batch sizes .*targets=labels", missing)
 
 
-def weights():
-    return nn.Linear(3, 3).parameters()
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "same"),
-    [
-        (torch.optim.AdamW(weights()), "adamw"),
-        (
-            torch.optim.Adam(weights(), fused=True, weight_decay=0.1),
-            trappm.TrainingLoop(optimizer="adam", implementation="fused", weight_decay=True),
-        ),
-    ],
-)
-def test_optimizers_can_be_names_classes_or_instances(optimizer, same):
-    given, named = (ask(classifier(), images(12), LABELS, optimizer=x) for x in (optimizer, same))
-    assert given.memory_mib == named.memory_mib
-    assert given.memory_breakdown.parts_mib == named.memory_breakdown.parts_mib
-
-
 class InParts(nn.Module):
     """Compiled as a whole, in part, in place, or by a function of its own."""
 
@@ -272,23 +252,14 @@ def test_data_dependent_steps_are_measured_for_the_example():
     assert few.memory_breakdown.total_mib == pytest.approx(few.memory_mib, rel=0.01)
     assert all(map(torch.equal, before, module.state_dict().values()))
     assert torch.equal(random, torch.get_rng_state())
-    doubled = ask(module, chosen(2), loss=torch.sum, batch_size=16)
-    assert doubled.simulated_memory.live_mib > few.simulated_memory.live_mib
 
 
 def test_arguments_that_pytorch_refuses_are_refused():
-    class Twice(nn.Linear):
-        def forward(self, x):
-            y = super().forward(x).sigmoid()
-            return y * y + y.add_(1)
-
     class Embedded(nn.Sequential):
         def __init__(self):
             super().__init__(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(8, 3))
 
     ids = torch.full((4, 2), 9)
-    with pytest.raises(InputError, match=r"of shape \(2, 4\) as it was before"):
-        ask(Twice(4, 4), torch.rand(2, 4))
     with pytest.raises(InputError, match="multiplies float64 by another data type"):
         ask(nn.Linear(4, 4), torch.rand(2, 4, dtype=torch.float64))
     with pytest.raises(InputError, match="index 9 is out of range of 9 rows"):
