@@ -45,12 +45,11 @@ class Memory:
     name = "memory"
 
     def __init__(self):
-        self.fits, self.draws, self.starts = [], [], []
+        self.fits, self.draws = [], []
 
     def fit(self, workloads, targets, generator, start=None):
         self.fits.append(targets)
         self.draws.append(generator.random())
-        self.starts.append(start)
         return _Constant(np.nanmean(targets.values))
 
 
@@ -110,21 +109,6 @@ def test_training_excludes_held_out_rows_and_draws_are_nested():
     assert set(estimator.fits[1].values) < set(estimator.fits[2].values)
     assert messages[0][:2] == (0, 6)
     assert messages[-1][:2] == (6, 6)
-
-
-def test_start_is_evaluated_in_addition_to_from_scratch():
-    estimator, other = Memory(), Memory()
-    estimator.least_labels = 3
-    source = SourceDevice(samples(), {"memory": other})
-    plan = BenchmarkPlan(
-        splits=[SplitKind.ARCHITECTURES], seeds=[1], label_counts=[0, 4], source=source
-    )
-    runs = list(run_plan(samples(), [estimator], plan))
-    assert [(run.labels, run.transferred) for run in runs] == [
-        (None, False), (None, True), (0, True), (4, False), (4, True),
-    ]  # fmt: skip
-    assert [start is not None for start in estimator.starts] == [False, True, False, True]
-    assert len(other.fits) == 1  # one model for all numbers of labels
 
 
 @pytest.mark.parametrize("kind", SplitKind)
