@@ -1,13 +1,11 @@
 """Comparison of published predictors: coverage, errors on common rows, and what is refused."""
 
 import math
-import time
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from research import costbench
 from research.costbench import (
     PublishedSheet,
     Tool,
@@ -42,24 +40,6 @@ def test_errors_are_of_predicted_and_of_common_rows():
     assert table["inside %"]["ours"] == 100
     assert math.isnan(table["inside %"]["peer"])
     assert table["first failure"].to_dict() == {"ours": "too large", "peer": "no prediction"}
-
-
-def test_missing_and_slow_tools_are_listed_as_failures(monkeypatch):
-    monkeypatch.setattr(costbench, "LIMIT_S", 1)
-    table = compared(
-        Tool("ours", ours),
-        Tool("absent", ours, "no_such_package"),
-        Tool("unread", "no source"),
-        Tool("slow", lambda row: time.sleep(3 if row.ms == 100 else 0) or {}),
-    )
-    assert table["first failure"].to_dict() == {
-        "ours": "too large",
-        "absent": "not installed: no_such_package",
-        "unread": "not run: no source",
-        "slow": "no result within 1 s",
-    }
-    assert table["common rows"]["ours"] == 2
-    assert table.predicted["absent"] == "0 of 3"
 
 
 def test_a_missing_constant_costs_nothing_after_a_line():

@@ -6,7 +6,7 @@ from store_samples import contents
 from research.evaluation.label_files import read_labels
 from research.importers import gpumemnet, import_sheet, node_steps
 from trappm.profiler.errors import InputError
-from trappm.profiler.records.step_scope import KEY, WHOLE_STEP, StepScope
+from trappm.profiler.records.step_scope import WHOLE_STEP, StepScope
 from trappm.store import LabelFilter
 
 PYCLS = """timm_name,device,phase,precision,n_gpus,per_gpu_batch,img_size,step_ms,source_path
@@ -94,12 +94,6 @@ def test_unreadable_sheets_are_rejected_with_line_number(tmp_path, content, sour
         node_steps.parse_rows(path, source)
 
 
-@pytest.mark.parametrize("given", [{"updates": 3}, {"copied_bytes": -1}])
-def test_unknown_scope_is_rejected(given):
-    with pytest.raises(InputError, match=KEY):
-        StepScope.of({KEY: given})
-
-
 # Sheets of memory and timm's, small ones of our own with the real ones' faults.
 
 
@@ -184,7 +178,6 @@ def test_timm_sheet_gets_its_stack_from_the_file_name(store, tmp_path):
     [
         ("gpumemnet", "sheet.csv", "architecture\nresnet18\n", "lacks the columns batch_size"),
         ("gpumemnet", "sheet.csv", SHEET + "vgg16,8,nan,3\n", f"line {SHEET.count(chr(10)) + 1}: "),
-        ("gpumemnet", "sheet.csv", SHEET + "vgg16,8\n", "max_gpu_memory_mib is ''"),
         ("timm", "sheet.csv", TIMM, "settings are missing"),
         ("timm", "train-amp-nchw-rtx4090.csv", TIMM, "has no versions"),
     ],

@@ -1,15 +1,12 @@
 """Replayed campaigns: nothing held out is chosen, design beats chance; the command's figures."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from bench_samples import bench_samples
 
-from research.__main__ import main as run
 from research.peers.baselines import PriorAlone
-from research.replay import command
 from research.replay.command import (
     Job,
     ReplayPlan,
@@ -186,18 +183,3 @@ def test_jackknife_error_equals_that_of_a_mean():
     assert jackknife_error(own, base) == pytest.approx(standard_error(percent))
     unknown = [[replace(p, seconds=None) for p in campaign] for campaign in own]
     assert jackknife_error(unknown, base) is None
-
-
-def test_the_command_compares_strategies_on_the_same_seeds(plan, monkeypatch, capsys):
-    played = []
-
-    def replayed(plan, jobs, processes, watch):
-        played.extend(jobs)
-        return ((job, [ReplayPoint(n, 5.0, 4.0, 1.0, 0) for n in plan.budgets]) for job in jobs)
-
-    monkeypatch.setattr(command, "_played", replayed)
-    words = ["replay", "--labels", str(plan.labels), "--metric", "step-time", "--budget", "50",
-             "--seeds", "1"]  # fmt: skip
-    assert run([*words, "--json"]) == 0
-    assert len(json.loads(capsys.readouterr().out)["results"]) == 2
-    assert played == [Job(1337, "ours", name) for name in ("random", "ours")]

@@ -150,22 +150,15 @@ def test_vectors_series_and_volumes_are_predicted(tmp_path, sizes):
     assert trappm.predict(path, batch_size=64, device="a100").step_time_ms > 0
 
 
-FLOAT, TEXT, WORDS = TensorProto.FLOAT, TensorProto.STRING, TensorProto.INT64
+FLOAT, WORDS = TensorProto.FLOAT, TensorProto.INT64
 
 
 @pytest.mark.parametrize(
     ("inputs", "options", "message"),
     [
         ([("x", FLOAT, None)], {}, "'x' has no shape; export the model with the shapes"),
-        ([("x", TEXT, ["N"])], {}, "tensors of type STRING are not supported"),
         ([("x", WORDS, ["N", "length"])], {}, r"'x' open \(N, length\); give a sequence length"),
-        ([("x", WORDS, ["N", 16])], {"sequence_length": 9}, r"takes x \(N, 16\), not 9 tokens"),
         ([("x", FLOAT, ["N", 3, "h", "w"])], {"sequence_length": 9}, "not 9 tokens"),
-        (
-            [("x", FLOAT, ["N", 3, "h", "w"]), ("z", WORDS, ["N", "length"])],
-            {"input_size": 9},
-            "leaves open the sizes of x and z; export it with a fixed size of its images",
-        ),
         (
             [("x", WORDS, ["N", 1]), ("past_key_values.0.key", FLOAT, ["N", 2, "past", 8])],
             {},

@@ -78,24 +78,12 @@ def test_campaign_labels_take_precedence_over_published_steps():
 
 
 def test_weights_in_four_bits_keep_the_host_of_short_passes_busy():
-    """Each of 7 layers per block is unpacked in the forward pass, and 11 for the backward pass.
-
-    Weights in 8 bits are not unpacked in this way.
-    """
+    """Each of 7 layers per block is unpacked in the forward pass, and 11 for the backward pass."""
     plain, packed = (
         trappm.predict(
             f"hf:llama-tiny,{method}=4", device="a100", sequence_length=16, precision="bf16"
         ).step_time_ms
         for method in ("lora", "qlora")
     )
-    assert plain is not None
-    assert packed is not None
     unpackings = 2 * 7 + 11
     assert packed - plain > unpackings * UNPACK_DISPATCHES * OLDER_DISPATCH_US / 1e3
-    in_8_bits, in_4_bits = (
-        trappm.predict(
-            f"hf:llama-tiny,{kind}", device="a100", sequence_length=16, phase="infer"
-        ).step_time_ms
-        for kind in ("int8", "int4")
-    )
-    assert in_4_bits - in_8_bits > 2 * 7 * UNPACK_DISPATCHES * OLDER_DISPATCH_US / 2e3

@@ -48,14 +48,6 @@ def test_group_may_mix_text_and_image_models():
     assert "hf:vit-micro batch 2 at 48 px" in map(str, pool)
 
 
-def test_native_sequence_length_is_the_maximum():
-    assert {
-        c.input_size for c in built(architectures=("hf:gpt2",), sequence_lengths=("native",))
-    } == {1024}
-    with pytest.raises(InputError, match="hf:t5-micro has no input size of its own"):
-        built(sequence_lengths=("native",))
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -6,8 +6,6 @@ import json
 import pytest
 from serving_samples import Asker
 
-import trappm
-
 QUESTION = {
     "model": "test_resnet", "input_size": 64, "batch_size": 4, "devices": ["a100", "v100"],
     "breakdown_depth": 2,
@@ -21,20 +19,6 @@ def traces(asker, outcome="done"):
     name = f'trappm_traces_total{{outcome="{outcome}"}} '
     lines = asker.get("/metrics").body.decode().splitlines()
     return sum(float(line.removeprefix(name)) for line in lines if line.startswith(name))
-
-
-def test_breakdown_equals_trappm_predict(server):
-    question = QUESTION | {
-        "optimizer": "adamw", "precision": "amp-fp16", "memory_format": "channels-last",
-    }  # fmt: skip
-    response = server.post("/v1/predict", question)
-    assert response.status == 200, response.body
-    asked = {name: value for name, value in question.items() if name != "breakdown_depth"}
-    expected = trappm.compare(asked.pop("model"), asked.pop("devices"), **asked)
-    for answer, prediction in zip(response.json, expected, strict=True):
-        values = json.loads(json.dumps(prediction.to_dict(breakdown_depth=2)))
-        assert answer["memory_breakdown"] == values["memory_breakdown"]
-        assert answer["memory_breakdown"]["parts_mib"]["optimizer_state"] > 0
 
 
 def test_equal_steps_are_traced_once_and_cached(server):

@@ -152,9 +152,6 @@ def test_a_finished_campaign_reports_what_could_not_be_measured(page, server, bu
     text = result.inner_text()
     assert "Finished. 7 of 8 configurations were measured." in text
     assert f"trappm campaign resume {busy} --retry-failed" in text
-    canary = page.locator(".scroll", has_text="Canary").locator("tbody tr").first
-    assert canary.locator("td[data-label=Readings]").inner_text() == "4"
-    assert canary.locator("td[data-label=Failed]").inner_text() == "3"
 
 
 def test_running_campaign_is_updated_live(page, server, home):

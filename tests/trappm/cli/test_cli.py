@@ -66,27 +66,6 @@ def test_an_unusable_data_folder_is_reported_only_where_it_is_needed(
     printed("predict test_resnet")
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"sead": 1}, "did you mean 'seed'"),
-        ({"initial": {"source": 99}}, "change evaluation.architecture_share (0.2)"),
-        (
-            {"pool": {"groups": [{"architectures": ["resnet1o"], "batch_sizes": [1],
-                                  "input_sizes": [64]}]}},
-            "resnet1o",
-        ),
-    ],
-)  # fmt: skip
-def test_faulty_campaign_files_are_refused_before_any_measurement(
-    refusal, as_json, tmp_path, changes, reason
-):
-    error = refusal("campaign launch", _small_campaign(tmp_path, **changes))
-    assert reason in error
-    assert "campaign.yaml: " in error
-    assert as_json("campaign status") == []
-
-
 def test_validate_lists_every_fault_and_starts_nothing(command, tmp_path):
     faulty = {"sead": 1, "rounds": {"count": "many", "source": 2}}
     status, _, err = command("campaign validate", _small_campaign(tmp_path, **faulty))

@@ -228,8 +228,6 @@ def test_compare_finds_the_fastest_and_cheapest_device_and_model(as_json):
     kept = [f if p.device == best["fastest"] else p for f, p in zip(full, predictions, strict=True)]
     others = verdicts(kept)["test_vit"]
     assert best["fastest"] not in (others["fastest"], others["cheapest"])
-    assert verdicts(full)["test_vit"]["cheapest"] is None
-    assert set(verdicts(predictions[4:5])["test_vit"].values()) == {None}  # compared with nothing
 
     cheapest, fastest = min(predictions, key=usd), max(predictions, key=lambda p: p.samples_per_s)
     words = "compare test_resnet test_vit --batch-size 32 --phase infer --epochs 1"
@@ -328,10 +326,8 @@ def test_costs_of_a_run_add_up(epochs, samples, batch, ms):
     ("device", "clouds"),
     [
         ("a100-40gb", "aws azure gcp lambda"),
-        ("a100-80gb", "aws azure gcp lambda runpod"),
         ("NVIDIA A100 80GB PCIe", "azure runpod"),
         ("a100-mig-1g.5gb", ""),
-        ("v100:2", ""),
     ],
 )
 def test_prices_are_of_this_card_and_have_sources(device, clouds):

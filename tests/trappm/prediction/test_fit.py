@@ -87,24 +87,6 @@ def test_the_upper_bound_decides_fits_and_the_median_does_not_fit(median, high, 
     assert MemoryInterval(median, 1, high).verdict(1000) is verdict
 
 
-def test_python_and_commands_agree_on_what_fits(as_json):
-    device, size = "t4", 4096
-    asked = {"precision": "amp-fp16", "optimizer": "momentum", "memory_format": "contiguous"}
-    asked |= {"input_size": 160, "batch_size": size}
-    options = [x for k, v in asked.items() for x in (f"--{k.replace('_', '-')}", v)]
-    options += ["--device", device]
-    predicted = trappm.predict("test_resnet", device=device, **asked)
-    [compared] = trappm.compare("test_resnet", device, **asked)
-    for row in (
-        as_json("predict test_resnet", *options),
-        *as_json("compare test_resnet", *options)["predictions"],
-        compared.to_dict(),
-    ):
-        assert row["memory_mib"] == pytest.approx(predicted.memory_mib)
-        assert (row["fits"], row["verdict"]) == (predicted.fits, predicted.verdict)
-        assert row["largest_batch"] == predicted.largest_batch
-
-
 def test_a_model_larger_than_the_gpu_does_not_fit(printed):
     first, *lines = printed("predict vit_7b_patch16_dinov3 --device gtx1650").splitlines()
     assert first.startswith("Does not fit GTX 1650 4 GB: ")

@@ -304,10 +304,6 @@ def test_graphs_of_pytorch_geometric_are_inputs():
     assert (few.batch_size, many.batch_size) == (12, 6000)
     assert few.simulated_memory.live_mib < many.simulated_memory.live_mib
     assert few.step_time_ms > 0
-    alone = {"example_input": graphs[0], "device": "a100", "loss": torch.sum}
-    assert trappm.predict(OnGraphs(), **alone).fits
-    with pytest.raises(UnsupportedModelError, match="for 24 nodes, give an example"):
-        trappm.predict(OnGraphs(), batch_size=24, **alone)
 
 
 def test_data_dependent_steps_need_values_and_memory(monkeypatch):
