@@ -22,6 +22,8 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted(
     page for page in (ROOT / "README.md", *ROOT.glob("docs/*.md")) if "$ trappm" in page.read_text()
 )
+LONG = {ROOT / "docs/advice.md", ROOT / "docs/transformers.md"}
+"""Pages whose commands compute for more than ten seconds."""
 ELSEWHERE = {
     "calibrate": "tests/extensions/calibration runs the page's steps",
     "campaign launch": "test_main_job and test_installed_wheel launch campaigns",
@@ -133,7 +135,11 @@ def trappm(folder, capsys, monkeypatch):
     return run
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=[pytest.mark.slow] * (page in LONG)) for page in PAGES],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
 def test_documented_commands_print_what_the_page_shows(page, trappm):
     for command in commands(page):
         if command.left_out:

@@ -59,6 +59,10 @@ def test_generation_agrees_with_published_steps(name, batch_size, first_token_ms
     assert made.token_ms / HOST_RANGE <= low < token_ms < high <= 2.05 * made.token_ms
 
 
+def test_the_command_shows_the_time_of_a_token(printed):
+    assert "token" in printed("generate hf:llama-tiny --prompt 16 --tokens 2 --device a100")
+
+
 def test_cards_without_decode_steps_are_named():
     settings = {"prompt": 16, "tokens": 2, "batch_size": 64}
     known = generate("hf:llama-tiny", device="a100", precision="bf16", **settings)
