@@ -134,7 +134,7 @@ def test_no_number_is_cut_off_on_a_phone(page, server, home):
         f"campaigns/{home[1]}",
         "labels?label=1",
         "snapshots/default",
-        f"{STEP}&devices=v100-16gb,t4&gpus=8",
+        f"{STEP}&devices=v100-16gb&gpus=8",
     ):
         show(page, server, view)
         page.evaluate("document.querySelectorAll('details').forEach((e) => (e.open = true))")
