@@ -6,6 +6,8 @@ import json
 import pytest
 from serving_samples import Asker
 
+import trappm
+
 QUESTION = {
     "model": "test_resnet", "input_size": 64, "batch_size": 4, "devices": ["a100", "v100"],
     "breakdown_depth": 2,
@@ -34,6 +36,12 @@ def test_equal_steps_are_traced_once_and_cached(server):
     traced = traces(server)
     assert server.post("/v1/predict", questions[0]).json == first.json
     assert before < traced == traces(server)
+    asked = {name: QUESTION[name] for name in ("input_size", "batch_size")}
+    expected = trappm.predict("test_resnet", device="a100", phase="infer", **asked)
+    values = json.loads(json.dumps(expected.to_dict(breakdown_depth=1)))
+    assert first.json[0]["memory_breakdown"] == values["memory_breakdown"]
+    trained = server.post("/v1/predict", QUESTION | {"optimizer": "adamw"}).json[0]
+    assert trained["memory_breakdown"]["parts_mib"]["optimizer_state"] > 0
 
 
 def test_breakdown_has_the_limits_of_a_trace():

@@ -239,6 +239,13 @@ def test_compare_finds_the_fastest_and_cheapest_device_and_model(as_json):
     }
 
 
+def test_comparisons_are_sorted_by_cost_or_time(as_json):
+    words = "compare test_resnet --device l20 --device v100 --device h100 --sort"
+    assert as_json(words, "cost")["predictions"][-1]["device"] == "l20"  # has no price
+    times = [row["step_time_ms"] for row in as_json(words, "time")["predictions"]]
+    assert times == sorted(times)
+
+
 @pytest.mark.extension("onnx")
 def test_cached_answers_need_no_heavy_imports(file, answer):
     """A new process answers from what is kept: nothing dear is imported."""
