@@ -202,6 +202,12 @@ def test_a_module_of_the_caller_stays_as_it_is():
     assert step.memory_mib == pytest.approx(again.memory_mib, rel=0.02)
 
 
+def test_blocks_are_the_innermost_repeated_layers():
+    with torch.device("meta"):
+        blocks = blocks_of(timm.create_model("efficientnet_b0"))
+    assert blocks[:2] == ["blocks.0", "blocks.1.0"]
+
+
 def test_a_run_that_is_too_slow_gets_faster(as_json):
     words = "advise test_vit --batch-size 64 --device a100 --precision fp32"
     run = "--epochs 100 --samples 1000000 --max-hours"

@@ -71,6 +71,7 @@ def test_a_step_takes_between_the_larger_of_its_parts_and_their_sum(
 
 
 def test_slower_links_make_no_step_faster():
+    assert A100.with_network(80.0).network.gbs == 10.0
     fast, slow = (list(schedules(gpt2(20.0), A100.slower(f))) for f in (1.0, 2.0))
     for (parallelism, before), (_, after) in zip(fast, slow, strict=True):
         assert before.step_ms <= after.step_ms, parallelism

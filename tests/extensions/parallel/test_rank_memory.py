@@ -62,6 +62,7 @@ def test_a_sharded_optimizer_divides_states_over_replicas_only(needs):
         )
         for choice in (False, True)
     )
+    assert plain.parameters == pytest.approx(needs.parameters / 2)
     assert sharded.states == pytest.approx(plain.states / 4)
     assert sharded.parameters == plain.parameters
     assert sharded.gradients == plain.gradients

@@ -73,6 +73,15 @@ def test_measured_pairs_of_a_device_give_the_ratio(of_pairs):
     assert "from 4 pairs on cpu-2t" in compiled.remarks[-1]
 
 
+def test_a_median_is_not_the_ratio_of_inference_on_a_gpu(tmp_path):
+    median = CompiledRatio(log_ratio=-5.0, log_error=0.1, pairs=4)
+    compiled = {"rtx3090": {"infer": median.model_dump()}}
+    snapshot = snapshot_of(tmp_path, {"rtx3090": shipped_heads("rtx3090")}, compiled=compiled)
+    options = {"device": "rtx3090", "precision": "amp-fp16", "snapshot": snapshot}
+    compiled, eager = (ask(execution=how, **options) for how in ("compile", "eager"))
+    assert compiled.step_time_ms > 0.1 * eager.step_time_ms
+
+
 def test_constants_of_pairs_give_the_ratio_of_kernels(tmp_path):
     constant = -0.5
     families = {"resnet": 2 * constant}
