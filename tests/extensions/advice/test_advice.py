@@ -209,10 +209,9 @@ def test_blocks_are_the_innermost_repeated_layers():
 
 
 def test_a_run_that_is_too_slow_gets_faster(as_json):
-    words = "advise test_vit --batch-size 64 --device a100 --precision fp32"
-    run = "--epochs 100 --samples 1000000 --max-hours"
-    hours = as_json(f"{words} {run} 1000")["before"]["run"]["high_hours"]
-    quick = as_json(f"{words} {run} {hours * 0.95:.3g}")
+    words = "test_vit --batch-size 64 --device a100 --precision fp32 --epochs 100 --samples 1000000"
+    hours = as_json(f"predict {words}")["run"]["high_hours"]
+    quick = as_json(f"advise {words} --max-hours {hours * 0.95:.3g}")
     assert quick["is_needed"]
     assert all(step["run"]["high_hours"] <= 0.95 * hours for step in quick["changes"])
 
