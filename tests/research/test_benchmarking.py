@@ -20,7 +20,7 @@ from trappm.learner.interface import Estimate, Workload
 from trappm.learner.stats.folds import content_groups
 from trappm.profiler.errors import InputError
 from trappm.profiler.models.families import family_of
-from trappm.profiler.records import Configuration, Graph
+from trappm.profiler.records import Configuration
 from trappm.profiler.trace import trace
 
 NAMES = [
@@ -180,16 +180,6 @@ def test_timm_names_with_equal_layers_are_one_group(first, second, are_equal):
     groups = content_groups([first, second], pair)
     assert groups == ([first, first] if are_equal else [first, second])
     assert content_groups([second, first], pair[::-1]) == groups[::-1]
-
-
-def test_groups_without_graphs_use_kernels_or_names():
-    first, again, other = (
-        trace(name, 224).kernels for name in ("resnet10t", "resnet10t", "resnet14t")
-    )
-    made = [Workload(graph=Graph.empty(4), kernels=kernels) for kernels in (first, again, other)]
-    assert content_groups(["b", "a", "c"], made) == ["a", "a", "c"]
-    nothing = [Workload(graph=Graph.empty(1))] * 3
-    assert content_groups(["b", "a", "b"], nothing) == ["b", "a", "b"]
 
 
 # The layers are those of the numbers: a ViT is a DeiT, of another family.

@@ -1,6 +1,5 @@
 """Strategies that only replays offer: shares of families, coverage, LCMD, and their gradients."""
 
-from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -44,21 +43,6 @@ def test_only_open_candidates_are_picked_once_each(name):
         picks = picks_of(name, query)
         assert len(set(picks)) == 8
         assert set(picks) <= set(query.open.tolist())
-
-
-def test_stratified_picks_give_each_family_its_share():
-    families = ["large"] * 40 + ["small"] * 20
-    query = unlabelled(families=families, count=12)
-    drawn = [families[i] for i in picks_of("stratified", query)]
-    assert drawn.count("large") == 8
-    spent = replace(query, labelled=np.arange(8), count=4)
-    assert [families[i] for i in picks_of("stratified", spent)] == ["small"] * 4
-
-
-def test_clusters_start_in_every_family():
-    families = [f"family {i % 4}" for i in range(60)]
-    drawn = Counter(families[i] for i in picks_of("clusters", unlabelled(families=families)))
-    assert drawn == dict.fromkeys(families, 2)
 
 
 def test_lcmd_agrees_with_bmdal_reg(monkeypatch):

@@ -8,7 +8,7 @@ from bench_samples import bench_samples
 from workload_samples import workloads
 
 from research.evaluation.benchmark import SplitKind, splits_of
-from research.tuning import Tuning, run_trials, space_of
+from research.tuning import Tuning, run_trials
 from trappm.profiler.records import Configuration
 
 NAMES = [f"resnet{i}" for i in range(24)] + [f"vgg{i}" for i in range(8)]
@@ -28,18 +28,6 @@ def tuning(zoo, measure, tmp_path):
 
 def silent(done, total, least):
     pass
-
-
-def test_study_starts_with_shipped_settings_and_continues(tuning):
-    first = run_trials(tuning, 2, silent)
-    messages = []
-    second = run_trials(tuning, 4, lambda *p: messages.append(p))
-    assert messages[0][:2] == (2, 4)
-    assert messages[-1][:2] == (4, 4)
-    assert first["shipped"] == second["shipped"]
-    assert first["shipped"]["settings"] == dict(space_of("xgboost").shipped)
-    assert sum(second["trials"].values()) == 4
-    assert second["best"]["mape"] <= first["best"]["mape"] <= first["shipped"]["mape"]
 
 
 def test_held_out_labels_do_not_change_a_study(tuning):

@@ -58,17 +58,6 @@ def test_bubble_grows_with_stages_and_shrinks_with_micro_batches(large):
     assert idle(4, 4) > idle(4, 8) > idle(4, 64)
 
 
-def test_a_step_takes_between_the_larger_of_its_parts_and_their_sum(small, large):
-    for step in (small, large):
-        for tensor, nodes in ((1, 2), (2, 1), (4, 1)):
-            made = on(step, tensor, nodes, gpus=4, nodes=nodes, accumulation=4)
-            longest = max(made.compute_ms, made.communication_ms)
-            total = made.compute_ms + made.communication_ms
-            assert longest <= made.step_time_ms <= total * (1 + 1e-9)
-            low_ms, high_ms = made.intervals["step_time_ms"]
-            assert low_ms < made.step_time_ms < high_ms
-
-
 def test_pipeline_divides_parameters_but_not_activations(large):
     parts = [on(large, pipeline=stages, accumulation=8).memory_parts_mib for stages in (2, 4)]
     # The first stage has the embeddings in addition to its half or quarter of the blocks.

@@ -100,15 +100,6 @@ def test_roofline_command_with_two_devices(printed, as_json, tmp_path):
         assert step["doubled"]["batch_size"] == 128
 
 
-def test_roofline_defaults_to_the_device_of_predict(as_json):
-    (row,) = as_json("roofline test_resnet --batch-size 64")
-    (named,) = as_json("roofline test_resnet --device a100 --batch-size 64")
-    assert row == named
-    predicted = as_json("predict test_resnet --batch-size 64")
-    assert row["device"] == predicted["device"] == "a100-40gb"
-    assert row["step"]["step_time_ms"] == pytest.approx(predicted["step_time_ms"])
-
-
 def test_invalid_roofline_questions_give_one_line(refusal, command, tmp_path):
     assert "unknown device 'v9000'" in refusal("roofline test_resnet --device v9000")
     assert "data sheet" in refusal("roofline test_resnet --device cpu-2t")

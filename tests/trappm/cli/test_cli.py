@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import yaml
 
@@ -75,19 +73,6 @@ def test_validate_lists_every_fault_and_starts_nothing(command, tmp_path):
     wrong = {"devices": {"source": "a100"}, "initial": {"source": 99}}
     status, _, err = command("campaign validate", _small_campaign(tmp_path, **wrong))
     assert (status, len(err.splitlines())) == (2, 2)
-
-
-def test_validate_shows_the_planned_measurements(printed, tmp_path):
-    out = printed("campaign validate", _small_campaign(tmp_path))
-    assert "pool: 8 configurations of 2 architectures" in out
-    assert "cpu-2t: 2 evaluation, 4 initial" in out
-    assert "devices" in json.loads(printed("campaign validate --schema"))["required"]
-
-
-def test_empty_lists_suggest_the_next_command(printed, as_json):
-    assert "trappm campaign launch" in printed("campaign status")
-    (shipped,) = as_json("snapshot show")
-    assert shipped["aliases"] == ["default"]
 
 
 def test_several_batch_sizes_and_precisions_give_each_answer(printed, as_json, refusal):
