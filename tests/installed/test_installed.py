@@ -83,18 +83,20 @@ def test_it_serves_predictions_and_its_page(installed):
 
 
 def test_commands_name_the_extra_that_they_need(installed):
-    address = "postgresql+psycopg://user:secret@127.0.0.1:1/labels"
+    url = "postgresql+psycopg://user:secret@127.0.0.1:1/labels"
     lines = (
         "roofline test_resnet --device a100 --png p.png",
         "campaign launch --preset transformers",
-        "labels query",
     )
-    process = installed("-c", COMMANDS, json.dumps(lines), TRAPPM_DATABASE=address)
-    out, err = process.communicate(timeout=1000)
-    assert json.loads(out.splitlines()[-1]) == [2, 2, 2], err
-    hints = re.findall(r"'trappm\[(\w+)\]'$", err, re.MULTILINE)
-    assert hints == ["evaluate", "transformers", "postgresql"]
-    assert "secret" not in err
+    for asked, variables, extras in (
+        (lines, {}, ["evaluate", "transformers"]),
+        (["labels query"], {"TRAPPM_DATABASE": url}, ["postgresql"]),
+    ):
+        process = installed("-c", COMMANDS, json.dumps(asked), **variables)
+        out, err = process.communicate(timeout=1000)
+        assert json.loads(out.splitlines()[-1]) == [2] * len(asked), err
+        assert re.findall(r"'trappm\[(\w+)\]'$", err, re.MULTILINE) == extras
+        assert "secret" not in err
 
 
 PREDICTING = (

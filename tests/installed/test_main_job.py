@@ -35,14 +35,14 @@ SPEC = {
     },
     "learner": "laptop",
     "evaluation": {"source": 2, "target": 2, "architecture_share": 0.3},
-    "initial": {"source": 4, "target": 2},
+    "initial": {"source": 4, "target": 4},
     "rounds": {"count": 1, "source": 1, "target": 1},
     "pool": {"groups": [{  # the first step of each architecture takes seconds, others less
         "architectures": ["test_convnext", "test_resnet", "test_vit"],
         "batch_sizes": [2, 4, 8], "input_sizes": [64],
     }]},
 }  # fmt: skip
-BUDGET = {"cpu-2t": 2 + 4 + 1, "cpu-1t": 2 + 2 + 1}
+BUDGET = {"cpu-2t": 2 + 4 + 1, "cpu-1t": 2 + 4 + 1}
 pytestmark = pytest.mark.timeout(1800)  # four launches of Ray, on a machine that may be busy
 
 MEASURING = "import sys; sys.path[:]"
