@@ -36,7 +36,7 @@ def test_packages_of_equal_names_can_be_imported(run, tmp_path):
     assert run("-m", "profiler") == "the profiler of somebody else\n"
 
 
-def test_measuring_processes_use_our_packages(run, tmp_path):
+def test_measuring_processes_use_our_packages(run):
     """Fork servers and their children start from the path of whoever started them."""
     options = ("--device", "cpu-1t", "--input-size", "64", "--protocol", "quick", "--json")
     measured = json.loads(run("-c", ANYHOW, "measure", "test_resnet", *options))

@@ -131,18 +131,6 @@ class Run:
         assert states == ["paused"]
         self.terminal = None
 
-    def watch_and_go_on(self, _terminal):
-        """Somebody looks from another terminal, and leaves by Ctrl-C; the campaign continues."""
-        other = Terminal(
-            [Path(sys.executable).with_name("trappm"), "campaign", "status", "--follow"],
-            env=self.environment, cwd=self.folder,
-        )  # fmt: skip
-        other.wait_for("to measure")
-        other.wait_for("measuring, round")
-        other.type("\x03")
-        assert other.wait(60) == 130, other.raw
-        assert "Traceback" not in other.raw
-
     def profiler_and_go_on(self, terminal):
         self._kill_one(terminal.process, lambda p: p.name().startswith("ray::Profil"))
 
@@ -194,10 +182,9 @@ def test_every_assignment_is_measured_once_although_processes_are_killed(campaig
 
 
 @pytest.mark.slow
-def test_a_campaign_is_watched_and_interrupted_and_resumed(tmp_path):
+def test_a_campaign_is_interrupted_and_resumed(tmp_path):
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(SPEC))
     run = Run(tmp_path)
-    run.kill_after_labels(1, run.watch_and_go_on)
     run.kill_after_labels(4, run.interrupt)
     run.finish()
     assert is_whole(run)

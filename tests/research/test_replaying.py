@@ -148,7 +148,7 @@ def filled(plan):
     return results
 
 
-def test_strategies_are_compared_on_the_same_seeds(plan, tmp_path):
+def test_strategies_are_compared_on_the_same_seeds(plan):
     results = filled(plan)
     del results[Job(3, "ours", "ours")]
     rows = {row["strategy"]: row for row in summary(results, plan)}
