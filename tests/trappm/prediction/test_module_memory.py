@@ -138,6 +138,14 @@ def test_targets_scale_with_the_batch(inputs, options):
     assert answer.largest_batch > 1000
 
 
+def test_modules_that_take_targets_receive_them():
+    class OwnTargets(nn.Linear):
+        def forward(self, x, targets=None):
+            return F.mse_loss(super().forward(x), targets)
+
+    assert ask(OwnTargets(5, 5), VALUES, targets=VALUES).largest_batch > 1000
+
+
 def test_targets_count_as_inputs_of_a_training_step():
     pixels = torch.zeros(4, 64, 64, dtype=torch.long)
     module, inputs = nn.Conv2d(3, 5, 1), torch.empty(4, 3, 64, 64)
