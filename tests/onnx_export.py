@@ -11,7 +11,7 @@ import contextlib
 import io
 import json
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -21,9 +21,9 @@ import torch
 from torch import nn
 from torch.onnx import symbolic_helper
 from torch.onnx.utils import register_custom_op_symbolic, unregister_custom_op_symbolic
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from trappm.profiler.errors import TrappmError, UnsupportedModelError
+from trappm.profiler.errors import UnsupportedModelError
+from trappm.profiler.models.zoo import create_model
 from trappm.profiler.records import GraphTemplate, Phase
 
 OPSET = 17
@@ -48,10 +48,10 @@ def export_onnx(
     """
     from trappm.extensions.onnx.checked_model import BUFFERS_KEY
 
-    module = _uninitialised(model, input_size) if isinstance(model, str) else model
+    module = create_model(model, input_size) if isinstance(model, str) else model
     axes = {IMAGE: {0: "batch"}, "logits": {0: "batch"}} if batch_size is None else None
     buffer = io.BytesIO()
-    with _quiet(), _extra_symbolics():
+    with _quiet(), _with_rms_norm():
         torch.onnx.export(
             module,
             (torch.zeros(batch_size or 1, 3, input_size, input_size),),
@@ -84,32 +84,6 @@ def file_graph(
     return made.graph
 
 
-class _NoRandomness(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Leaves weights as they are instead of drawing them: their values do not reach the file."""
-
-    _DRAWS = (
-        torch.ops.aten.normal_.default,
-        torch.ops.aten.uniform_.default,
-        torch.ops.aten.erfinv_.default,
-    )
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        return args[0] if func in self._DRAWS else func(*args, **(kwargs or {}))
-
-
-def _uninitialised(architecture: str, input_size: int) -> nn.Module:
-    from trappm.profiler.models.zoo import create_model
-
-    with _NoRandomness():  # type: ignore[no-untyped-call]
-        return create_model(architecture, input_size)
-
-
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """The exporter warns of its own future and of every size that it reads while tracing, and
@@ -125,47 +99,13 @@ def _quiet() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _extra_symbolics() -> Iterator[None]:
-    """Inside, the exporter knows forms of operators that it cannot write by itself."""
-    forms: dict[str, Callable[..., Any]] = {
-        "aten::adaptive_avg_pool2d": _adaptive_avg_pool2d,
-        "aten::rms_norm": _rms_norm,
-    }
-    for name, form in forms.items():
-        register_custom_op_symbolic(name, form, _SINCE_OPSET)
+def _with_rms_norm() -> Iterator[None]:
+    """Inside, the exporter writes RMS norms, which it cannot by itself at this opset."""
+    register_custom_op_symbolic("aten::rms_norm", _rms_norm, _SINCE_OPSET)
     try:
         yield
     finally:
-        for name in forms:
-            unregister_custom_op_symbolic(name, _SINCE_OPSET)
-
-
-def _adaptive_avg_pool2d(g: Any, images: Any, output_size: Any) -> Any:
-    """Pooling by the operators for it where the sizes divide, else as the linear map that it is."""
-    target = symbolic_helper._get_const(output_size, "is", "output_size")  # type: ignore[no-untyped-call]
-    if list(target) == [1, 1]:
-        return g.op("GlobalAveragePool", images)
-    sizes = symbolic_helper._get_tensor_sizes(images)[2:]
-    if None in sizes:
-        raise TrappmError("adaptive pooling of an image whose size is not known")
-    if all(size % wanted == 0 for size, wanted in zip(sizes, target, strict=True)):
-        kernel = [size // wanted for size, wanted in zip(sizes, target, strict=True)]
-        return g.op("AveragePool", images, kernel_shape_i=kernel, strides_i=kernel)
-    rows, columns = (
-        g.op("Constant", value_t=_pooling_matrix(size, wanted))
-        for size, wanted in zip(sizes, target, strict=True)
-    )
-    transposed = g.op("Transpose", columns, perm_i=[1, 0])
-    return g.op("MatMul", g.op("MatMul", rows, images), transposed)
-
-
-def _pooling_matrix(size: int, wanted: int) -> torch.Tensor:
-    """The matrix (wanted, size) whose rows average the windows of adaptive pooling."""
-    matrix = torch.zeros(wanted, size)
-    for i in range(wanted):
-        start, end = i * size // wanted, -(-(i + 1) * size // wanted)
-        matrix[i, start:end] = 1.0 / (end - start)
-    return matrix
+        unregister_custom_op_symbolic("aten::rms_norm", _SINCE_OPSET)
 
 
 def _rms_norm(g: Any, x: Any, normalized_shape: Any, weight: Any, epsilon: Any) -> Any:

@@ -1,7 +1,8 @@
 """An installation with few extras does what these are for, and names the extra for the rest.
 
 Without any it predicts; with `campaign`, and what a server of one process needs, it does all but
-evaluate. What the other extras bring is hidden from programs and children.
+evaluate. What the other extras bring is hidden from programs and children. The campaign of
+`test_documented_commands` runs without them, too.
 """
 
 import json
@@ -10,12 +11,10 @@ import subprocess
 import sys
 import urllib.request
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from absent_packages import PROJECT, environment_without, of_extras_only
 
-ROOT = Path(__file__).parents[2]
 EXTRAS = PROJECT["optional-dependencies"]
 ONE_SERVER = [line for line in EXTRAS["serve"] if not line.startswith("ray[serve]")]
 ABSENT = of_extras_only(*EXTRAS["campaign"], *ONE_SERVER)
@@ -57,27 +56,6 @@ def trappm(*arguments):
     return ["-c", "from trappm.cli import main; main()", *arguments]
 
 
-def finished(process):
-    out, err = process.communicate(timeout=1000)
-    assert process.returncode == 0, err
-    return out
-
-
-@pytest.fixture(scope="module")
-def campaign(installed):
-    """The output of a campaign that makes heads from 16 labels and publishes them."""
-    program = str(Path(__file__).with_name("installed_campaign.py"))
-    return json.loads(finished(installed(program, str(ROOT / "tests" / "cluster"), "16")))
-
-
-def test_a_campaign_publishes_heads_that_predict(campaign, installed):
-    assert (campaign["trained_on"]["cpu-2t"], campaign["state"]) == (16, "finished")
-    command = trappm("predict", "test_resnet", "--batch-size", "4", "--device", "cpu-2t", "--json")
-    prediction = json.loads(finished(installed(*command)))
-    assert prediction["step_time_ms"] > 0
-    assert prediction["memory_mib"] > 0
-
-
 @contextmanager
 def listening(process):
     """Where a server listens, once it does."""
@@ -89,8 +67,8 @@ def listening(process):
         process.communicate(timeout=60)
 
 
-def test_it_serves_predictions_and_its_page(campaign, installed):
-    question = {"model": "test_resnet", "batch_size": 4, "device": "cpu-2t"}
+def test_it_serves_predictions_and_its_page(installed):
+    question = {"model": "test_resnet", "batch_size": 4, "device": "a100"}
     served = installed(*trappm("serve", "--port", "0"), PYTHONUNBUFFERED="1")
     with listening(served) as address:
         headers = {"Content-Type": "application/json"}
@@ -99,30 +77,26 @@ def test_it_serves_predictions_and_its_page(campaign, installed):
         )
         with urllib.request.urlopen(request, timeout=300) as answer:  # noqa: S310
             assert json.load(answer)["step_time_ms"] > 0
-        for path, part in (("/", "<html"), ("/api/campaigns", '"laptop"')):
+        for path, part in (("/", "<html"), ("/api/campaigns", "[]")):
             with urllib.request.urlopen(f"{address}{path}", timeout=300) as answer:  # noqa: S310
                 assert part in answer.read().decode()
 
 
-def test_a_drawing_names_the_extra_that_it_needs(campaign, installed):
+def test_commands_name_the_extra_that_they_need(installed):
+    url = "postgresql+psycopg://user:secret@127.0.0.1:1/labels"
     lines = (
-        "labels export labels.csv --device cpu-2t",
         "roofline test_resnet --device a100 --png p.png",
+        "campaign launch --preset transformers",
     )
-    out, err = installed("-c", COMMANDS, json.dumps(lines)).communicate(timeout=1000)
-    assert json.loads(out.splitlines()[-1]) == [0, 2], err
-    (hint,) = (line for line in err.splitlines() if "pip install" in line)
-    assert hint.endswith("'trappm[evaluate]'")
-
-
-def test_a_missing_postgresql_driver_names_its_extra(installed):
-    address = "postgresql+psycopg://user:secret@127.0.0.1:1/labels"
-    process = installed(*trappm("labels", "query"), TRAPPM_DATABASE=address)
-    _, err = process.communicate(timeout=300)
-    assert process.returncode == 2
-    (line,) = err.splitlines()
-    assert line.endswith("pip install 'trappm[postgresql]'")
-    assert "secret" not in line
+    for asked, variables, extras in (
+        (lines, {}, ["evaluate", "transformers"]),
+        (["labels query"], {"TRAPPM_DATABASE": url}, ["postgresql"]),
+    ):
+        process = installed("-c", COMMANDS, json.dumps(asked), **variables)
+        out, err = process.communicate(timeout=1000)
+        assert json.loads(out.splitlines()[-1]) == [2] * len(asked), err
+        assert re.findall(r"'trappm\[(\w+)\]'$", err, re.MULTILINE) == extras
+        assert "secret" not in err
 
 
 PREDICTING = (
@@ -130,9 +104,7 @@ PREDICTING = (
     "compare test_resnet --device a100 --device v100",
     "predict test_resnet --device a100 --breakdown",
     "roofline test_resnet --device a100",
-    "devices",
     "devices a100",
-    "snapshot show",
     "snapshot show default",
 )
 NEEDS_CAMPAIGN = (

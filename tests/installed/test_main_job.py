@@ -34,15 +34,15 @@ SPEC = {
         "confirmations": 100,
     },
     "learner": "laptop",
-    "evaluation": {"source": 3, "target": 2, "architecture_share": 0.3},
-    "initial": {"source": 5, "target": 3},
-    "rounds": {"count": 1, "source": 2, "target": 1},
-    "pool": {"groups": [{
-        "architectures": ["test_convnext", "test_efficientnet", "test_resnet", "test_vit"],
+    "evaluation": {"source": 2, "target": 2, "architecture_share": 0.3},
+    "initial": {"source": 4, "target": 4},
+    "rounds": {"count": 1, "source": 1, "target": 1},
+    "pool": {"groups": [{  # the first step of each architecture takes seconds, others less
+        "architectures": ["test_convnext", "test_resnet", "test_vit"],
         "batch_sizes": [2, 4, 8], "input_sizes": [64],
     }]},
 }  # fmt: skip
-BUDGET = {"cpu-2t": 3 + 5 + 2, "cpu-1t": 2 + 3 + 1}
+BUDGET = {"cpu-2t": 2 + 4 + 1, "cpu-1t": 2 + 4 + 1}
 pytestmark = pytest.mark.timeout(1800)  # four launches of Ray, on a machine that may be busy
 
 MEASURING = "import sys; sys.path[:]"
@@ -131,18 +131,6 @@ class Run:
         assert states == ["paused"]
         self.terminal = None
 
-    def watch_and_go_on(self, _terminal):
-        """Somebody looks from another terminal, and leaves by Ctrl-C; the campaign continues."""
-        other = Terminal(
-            [Path(sys.executable).with_name("trappm"), "campaign", "status", "--follow"],
-            env=self.environment, cwd=self.folder,
-        )  # fmt: skip
-        other.wait_for("to measure")
-        other.wait_for("measuring, round")
-        other.type("\x03")
-        assert other.wait(60) == 130, other.raw
-        assert "Traceback" not in other.raw
-
     def profiler_and_go_on(self, terminal):
         self._kill_one(terminal.process, lambda p: p.name().startswith("ray::Profil"))
 
@@ -172,7 +160,7 @@ class Run:
     def finish(self):
         terminal = self.go_on()
         status = terminal.wait(1200)
-        self.output, self.frames = plain(terminal.raw), terminal.frames
+        self.output = plain(terminal.raw)
         assert status == 0, self.output
 
     def query(self, sql):
@@ -194,21 +182,12 @@ def test_every_assignment_is_measured_once_although_processes_are_killed(campaig
 
 
 @pytest.mark.slow
-def test_a_campaign_is_watched_and_interrupted_and_resumed(tmp_path):
+def test_a_campaign_is_interrupted_and_resumed(tmp_path):
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(SPEC))
     run = Run(tmp_path)
-    run.kill_after_labels(1, run.watch_and_go_on)
     run.kill_after_labels(4, run.interrupt)
     run.finish()
     assert is_whole(run)
-
-
-def test_the_terminal_shows_progress_and_remaining_time(campaign):
-    total = sum(BUDGET.values())
-    lines = [line for line in campaign.frames.split("\n") if re.search(rf"\d+/{total} ", line)]
-    assert any(re.search(r"round 2 of 2 .*\d+/16 +\d:\d\d:\d\d +\d+:\d\d to go$", x) for x in lines)
-    assert "cpu-2t: " in campaign.frames  # what is being measured, in the line below
-    assert "the display failed" not in campaign.output
 
 
 def test_measurements_are_real(campaign):
@@ -235,17 +214,15 @@ def test_the_report_shows_outcomes_errors_and_next_commands(campaign):
     assert listed["state"] == "finished"
 
 
-def test_a_pulled_snapshot_predicts_the_same_elsewhere(campaign, tmp_path):
-    ask = ["predict", "resnet18", "--batch-size", "4", "--input-size", "96", "--json"]
-    ask += ["--device", "cpu-2t"]
-    here = campaign.trappm(*ask)
-    assert here.returncode == 0, here.stderr
-    to = tmp_path / "snapshot"
-    assert campaign.trappm("snapshot", "pull", "--to", str(to)).returncode == 0
-    elsewhere = Run(tmp_path)
-    there = elsewhere.trappm(*ask, "--snapshot", str(to))
-    answer = json.loads(here.stdout)
-    assert json.loads(there.stdout) == answer
+def test_a_pulled_snapshot_predicts_the_same_elsewhere(
+    campaign, tmp_path, monkeypatch, as_json, printed
+):
+    words = "predict resnet18 --batch-size 4 --input-size 96 --device cpu-2t"
+    monkeypatch.setenv("TRAPPM_HOME", str(campaign.home))
+    answer = as_json(words)
+    printed("snapshot pull --to", tmp_path / "snapshot")
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "home"))
+    assert as_json(words, "--snapshot", tmp_path / "snapshot") == answer
     assert 1 < answer["memory_mib"] < 60_000
     low, high = answer["intervals"]["step_time_ms"]
     assert low < answer["step_time_ms"] < high

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from absent_packages import environment_without
 from test_main_job import PATIENT
 
 TRAPPM = Path(sys.executable).with_name("trappm")
@@ -55,16 +54,3 @@ def test_a_campaign_measures_and_predicts_transformers_with_all_training_options
     low, high = answer["intervals"]["step_time_ms"]
     assert low < answer["step_time_ms"] < high
     assert answer["memory_mib"] > 0
-
-
-def test_the_preset_names_the_missing_extra(tmp_path):
-    environment = environment_without(["transformers", "peft"], tmp_path)
-    program = "from trappm.cli import main; main()"
-    refused = subprocess.run(
-        [sys.executable, "-c", program, "campaign", "launch", "--preset", "transformers"],
-        env=environment | {"TRAPPM_HOME": str(tmp_path / "home")}, cwd=tmp_path,
-        capture_output=True, text=True, check=False, timeout=300,
-    )  # fmt: skip
-    assert refused.returncode == 2
-    (line,) = refused.stderr.splitlines()
-    assert line.endswith("pip install 'trappm[transformers]'")

@@ -16,12 +16,11 @@ from research.evaluation.benchmark import (
     splits_of,
     summarize,
 )
-from research.peers.predictors import ESTIMATORS, Surroundings, check_names, estimator_named
 from trappm.learner.interface import Estimate, Workload
 from trappm.learner.stats.folds import content_groups
 from trappm.profiler.errors import InputError
 from trappm.profiler.models.families import family_of
-from trappm.profiler.records import Configuration, Graph
+from trappm.profiler.records import Configuration
 from trappm.profiler.trace import trace
 
 NAMES = [
@@ -46,12 +45,11 @@ class Memory:
     name = "memory"
 
     def __init__(self):
-        self.fits, self.draws, self.starts = [], [], []
+        self.fits, self.draws = [], []
 
     def fit(self, workloads, targets, generator, start=None):
         self.fits.append(targets)
         self.draws.append(generator.random())
-        self.starts.append(start)
         return _Constant(np.nanmean(targets.values))
 
 
@@ -113,21 +111,6 @@ def test_training_excludes_held_out_rows_and_draws_are_nested():
     assert messages[-1][:2] == (6, 6)
 
 
-def test_start_is_evaluated_in_addition_to_from_scratch():
-    estimator, other = Memory(), Memory()
-    estimator.least_labels = 3
-    source = SourceDevice(samples(), {"memory": other})
-    plan = BenchmarkPlan(
-        splits=[SplitKind.ARCHITECTURES], seeds=[1], label_counts=[0, 4], source=source
-    )
-    runs = list(run_plan(samples(), [estimator], plan))
-    assert [(run.labels, run.transferred) for run in runs] == [
-        (None, False), (None, True), (0, True), (4, False), (4, True),
-    ]  # fmt: skip
-    assert [start is not None for start in estimator.starts] == [False, True, False, True]
-    assert len(other.fits) == 1  # one model for all numbers of labels
-
-
 @pytest.mark.parametrize("kind", SplitKind)
 def test_start_has_not_seen_held_out_labels_on_the_other_device(kind):
     estimator, other = Memory(), Memory()
@@ -140,18 +123,6 @@ def test_start_has_not_seen_held_out_labels_on_the_other_device(kind):
         held_out = {here.architectures[i] for i in run.test}
         if kind is not SplitKind.CONFIGURATIONS:
             assert set(seen.groups) == set(there.architectures) - held_out
-
-
-def test_labels_of_held_out_architectures_alone_are_no_start():
-    here = samples()
-    (split,) = splits_of(here, SplitKind.ARCHITECTURES, [1])
-    rows = np.flatnonzero(split.test)
-    there = bench_samples([here.configurations[i] for i in rows], here.at(rows))
-    plan = BenchmarkPlan(
-        splits=[split.kind], seeds=[1], source=SourceDevice(there, {"memory": Memory()})
-    )
-    with pytest.raises(InputError, match="all labels of the other device are held out"):
-        list(run_plan(here, [Memory()], plan))
 
 
 def test_scores_use_judged_rows_and_report_oom_and_spikes():
@@ -193,19 +164,6 @@ def test_a_summary_has_mean_and_deviation_over_seeds():
     assert families["accuracy_deviation"] == {}
 
 
-def test_estimators_are_found_by_name(zoo):
-    surroundings = Surroundings(
-        metric="memory_mib",
-        card="a100-40gb",
-        make_encoder=lambda preset, pretrained: zoo.encoder,
-        estimates_mib={Workload(graph=zoo.graphs[0]): 1.0},
-    )
-    for name in ESTIMATORS:
-        assert estimator_named(name, surroundings).name == name
-    with pytest.raises(InputError, match="did you mean 'nnlqp'"):
-        check_names(["ours", "nnlpq"])
-
-
 # Architectures under two names are one, wherever some are held out.
 
 
@@ -222,22 +180,6 @@ def test_timm_names_with_equal_layers_are_one_group(first, second, are_equal):
     groups = content_groups([first, second], pair)
     assert groups == ([first, first] if are_equal else [first, second])
     assert content_groups([second, first], pair[::-1]) == groups[::-1]
-
-
-def test_groups_without_graphs_use_kernels_or_names():
-    first, again, other = (
-        trace(name, 224).kernels for name in ("resnet10t", "resnet10t", "resnet14t")
-    )
-    made = [Workload(graph=Graph.empty(4), kernels=kernels) for kernels in (first, again, other)]
-    assert content_groups(["b", "a", "c"], made) == ["a", "a", "c"]
-    nothing = [Workload(graph=Graph.empty(1))] * 3
-    assert content_groups(["b", "a", "b"], nothing) == ["b", "a", "b"]
-
-
-def test_transformer_is_one_group_for_all_training_options():
-    ways = ["hf:gpt2", "hf:gpt2,eager", "hf:gpt2,lora=16", "hf:gpt2-xl", "hf:gpt2-xl,lora=16"]
-    nothing = [Workload(graph=Graph.empty(1))] * len(ways)
-    assert content_groups(ways, nothing) == ["hf:gpt2"] * 3 + ["hf:gpt2-xl"] * 2
 
 
 # The layers are those of the numbers: a ViT is a DeiT, of another family.

@@ -12,11 +12,9 @@ from research.evaluation.workbench import Workbench
 from research.peers.graph_networks import SIZES
 from trappm.cluster.trace_tasks import trace_of
 from trappm.learner.paper.presets import LAPTOP, PRESETS
-from trappm.profiler.errors import InputError
 from trappm.profiler.models.zoo import native_input_size
 from trappm.profiler.traced_step import TraceFolder, TraceKey
 from trappm.store import Home
-from trappm.store.files import export_file
 
 ARCHITECTURES = [
     "test_resnet", "test_vit", "test_efficientnet", "test_convnext", "test_vit2", "resnet10t",
@@ -130,41 +128,6 @@ def test_the_same_seed_gives_the_same_numbers(report, sheets):
     assert [r["split"] for r in first["results"]] == ["architectures"] * 2
 
 
-def test_start_is_learned_with_the_data_sheet_of_its_own_device(
-    report, sheets, tmp_path, monkeypatch
-):
-    other, cards = tmp_path / "other.jsonl", []
-    export_file(
-        [replace(m, device="v100-16gb", environment={}) for m in read_labels(sheets[2])], other
-    )
-
-    def recorded(self, name, prepared, size="laptop", own=Workbench.estimator):
-        cards.append((name, prepared.card))
-        return own(self, name, prepared, size)
-
-    monkeypatch.setattr(Workbench, "estimator", recorded)
-    names = "--estimator", "prior", "--estimator", "trappm-laptop-random", "--estimator", "mlp"
-    found = report("--labels", sheets[2], "--start", other, *names, "--seeds", 1)
-    a100, v100 = cards[0][1], cards[-1][1]
-    assert a100.startswith("a100")
-    assert v100.startswith("v100")
-    assert cards[3:] == [("prior", v100), ("trappm-laptop-random", v100)]
-    started = [r["estimator"] for r in found["results"] if r["transferred"]]
-    assert started == ["prior", "trappm-laptop-random"]
-
-
-def test_suite_shows_the_architecture_split_first(say, sheets):
-    status, out, err = say(
-        "--suite", "paper", "--labels", sheets[2], "--estimator", "faketensor", "--split",
-        "architectures", "--split", "families", "--split", "configurations", "--seeds", 2,
-        "--label-counts", "6,12",
-    )  # fmt: skip
-    assert status == 0, err
-    titles = ("whole architectures held out", "whole families held out", "the paper's split")
-    places = [out.index(title) for title in titles]
-    assert places == sorted(places)
-
-
 def test_only_usable_rows_are_evaluated(report, sheets, tmp_path):
     reading = tmp_path / "reading.csv"
     rows = [(name, batch, "usable" if batch > 8 else "died", int(batch == 32))
@@ -177,36 +140,14 @@ def test_only_usable_rows_are_evaluated(report, sheets, tmp_path):
     assert result["without_spikes"]["count"] == 2
 
 
-def test_only_out_of_memory_labels_are_reported(report, tmp_path):
-    sheet = write_sheet(tmp_path / "died.csv", ARCHITECTURES, lambda name, batch: 39_000 + batch)
-    found = report("--labels", sheet, "--estimator", "prior", "--seeds", 1)
-    assert found["labels"]["bounds_only"] == 18
-
-
-def test_file_without_labels_is_described(tmp_path):
-    sheet = write_sheet(tmp_path / "unknown.csv", ["no_such_model"])
-    with pytest.raises(InputError, match="timm does not know the architecture"):
-        read_labels(sheet)
-    sheet.write_text("model,time\nresnet18,3\n")
-    with pytest.raises(InputError, match=r"columns model, time; .* GPUMemNet \(max_gpu_memory"):
-        read_labels(sheet)
-
-
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
         ([], "give labels"),
-        (["--train", "x.csv"], "must be given together"),
         (["--train", "x.csv", "--test", "y.csv", "--suite", "paper"], "options of splits"),
         (["--labels", "nowhere.csv"], "nowhere.csv cannot be read"),
         (["--labels", "ALL", "--estimator", "nnlpq"], "did you mean 'nnlqp'"),
-        (["--labels", "ALL", "--split", "people"], "'people' is not one of"),
-        (["--labels", "ALL", "--metric", "speed"], "Unknown metric 'speed'"),
-        (["--labels", "ALL", "--size", "huge"], "Unknown size 'huge'"),
-        (["--labels", "ALL", "--label-counts", "1,x"], "give numbers"),
         (["--labels", "ALL", "--metric", "power"], "none of the 18 labels has power_w"),
-        (["--labels", "ALL", "--seeds", "0"], "--seeds"),
-        (["--labels", "ALL", "--usable", "ALL"], "lacks the columns"),
         (["--device", "a100"], "no labels of a100"),
     ],
 )  # fmt: skip

@@ -1,25 +1,20 @@
 """Comparison of published predictors: coverage, errors on common rows, and what is refused."""
 
 import math
-import time
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from research import costbench
-from research.__main__ import main
 from research.costbench import (
     PublishedSheet,
     Tool,
-    by_card,
     line_error,
     outcomes,
     published,
     summary,
 )
-from research.peers.cost_models import Figure, simumax_run
+from research.peers.cost_models import Figure
 from trappm.profiler.errors import InputError
 
 ROWS = pd.DataFrame({"ms": [100.0, 200.0, math.nan, 400.0], "peer": [110.0, math.nan, 1.0, 600.0]})
@@ -47,51 +42,7 @@ def test_errors_are_of_predicted_and_of_common_rows():
     assert table["first failure"].to_dict() == {"ours": "too large", "peer": "no prediction"}
 
 
-def test_missing_and_slow_tools_are_listed_as_failures(monkeypatch):
-    monkeypatch.setattr(costbench, "LIMIT_S", 1)
-    table = compared(
-        Tool("ours", ours),
-        Tool("absent", ours, "no_such_package"),
-        Tool("unread", "no source"),
-        Tool("slow", lambda row: time.sleep(3 if row.ms == 100 else 0) or {}),
-    )
-    assert table["first failure"].to_dict() == {
-        "ours": "too large",
-        "absent": "not installed: no_such_package",
-        "unread": "not run: no source",
-        "slow": "no result within 1 s",
-    }
-    assert table["common rows"]["ours"] == 2
-    assert table.predicted["absent"] == "0 of 3"
-
-
 def test_a_missing_constant_costs_nothing_after_a_line():
     predicted = np.arange(1.0, 11.0)
     assert line_error(predicted, 3 * predicted + 7) == pytest.approx(0, abs=1e-6)
     assert math.isnan(line_error(predicted[:4], predicted[:4]))
-
-
-def test_experts_and_context_parallelism_are_refused():
-    row = {"model": "llama3-70b", "layer_num": 12, "mbc": 4, "parallel": "tp2pp1"}
-    run = simumax_run(SimpleNamespace(**row, cp_size=math.nan))
-    assert (run.tensor, run.pipeline, run.hidden, run.layers) == (2, 1, 8192, 12)
-    for other in ({"cp_size": 4.0}, {"cp_size": math.nan, "model": "deepseekv2"}):
-        with pytest.raises(InputError, match="not covered"):
-            simumax_run(SimpleNamespace(**(row | other)))
-
-
-def test_unknown_sheets_are_refused(capsys):
-    assert main(["costbench", "neusigth"]) != 0
-    assert "did you mean 'neusight'?" in capsys.readouterr().err
-
-
-def test_cards_have_the_rows_that_this_tool_predicts():
-    rows = ROWS.assign(card=["A100", "A100", "A100", "V100"])
-    tools = [
-        Tool("ours", lambda row: {"time, ms": ours(row)["time"]}),
-        Tool("peer", published({"time, ms": "peer"})),
-    ]
-    sheet = PublishedSheet("", lambda _: rows, {"time, ms": "ms"}, tools, card="card", model="peer")
-    [a100] = by_card("sheet", sheet, rows, list(outcomes(sheet, rows))).to_dict("records")
-    assert (a100["card"], a100["rows"], a100["peers %"]) == ("a100", 2, "peer 10")
-    assert a100["ours %"] == pytest.approx(20)

@@ -84,19 +84,6 @@ def test_overhead_is_learned_per_host():
     np.testing.assert_allclose(fitted.features(mixed[:1]), fitted.features(mixed)[:1])
 
 
-def test_kernel_measurements_survive_transfer():
-    other, truth = shifted(-0.4, seed=3), shifted(0.4)
-    unseen = networks(20, seed=5)
-    wanted = truth.log_values(unseen)
-    own = SharedPrior.like_others(V100, first(), [alone(truth, calls())])
-    few = networks(2, seed=8)
-    labels = truth.log_values(few)
-    plain = SharedPrior.like_others(V100, first()).started_from(other)
-    assert error(plain, unseen, other.log_values(unseen)) < 1e-9
-    begun = own.started_from(other).refit(few, labels)
-    assert error(begun, unseen, wanted) < error(plain.refit(few, labels), unseen, wanted)
-
-
 def test_similar_devices_improve_the_start_of_a_new_one():
     """From four similar devices, a fifth is predicted better than from its specification."""
     common = torch.from_numpy(np.random.default_rng(1).normal(size=len(starting_constants())))
@@ -113,10 +100,3 @@ def test_similar_devices_improve_the_start_of_a_new_one():
     wanted = devices[4].log_values(unseen)
     new = SharedPrior.like_others(V100, another)
     assert error(new, unseen, wanted) < 0.5 * error(StepTimePrior(V100), unseen, wanted)
-
-
-def test_missing_labels_do_not_change_the_prior():
-    prior = SharedPrior.like_others(V100, first())
-    steps = networks(3)
-    assert prior.refit([], np.zeros(0)) is prior
-    assert prior.refit(steps, np.full(3, np.nan)) is prior

@@ -1,10 +1,8 @@
 """Published kernels, and what the recorder of steps makes of them."""
 
-import numpy as np
 import pytest
 
 from research.priors.kernel_calls import DataType, KernelCall, Operator, kernels_of
-from trappm.profiler.errors import InputError
 from trappm.profiler.records import MemoryFormat
 from trappm.profiler.traced_step import KernelKind, Size
 
@@ -46,18 +44,3 @@ def test_kernel_sizes_agree_with_hand_counts():
     assert kernels.sizes[0, Size.FLOPS] == 2 * 8 * 14 * 14 * 128 * 64 * 9
     assert kernels.sizes[0, Size.WRITTEN_BYTES] == 2 * 8 * 14 * 14 * 128
     assert kernels.sizes[0, Size.READ_BYTES] == 2 * (8 * 28 * 28 * 64 + 128 * 64 * 9)
-
-
-def test_kernel_sizes_scale_with_the_batch():
-    sizes = SMALL[Operator.CONV2D]
-    kernels = kernels_of(KernelCall.of(Operator.CONV2D, **sizes))
-    other = kernels_of(KernelCall.of(Operator.CONV2D, **{**sizes, "batch": 11}))
-    assert np.array_equal(kernels.at(11).sizes, other.at(11).sizes)
-
-
-@pytest.mark.parametrize(
-    ("change", "why"), [({"batch": 0}, "batch of conv2d is 0"), ({"groups": 3}, "3 groups")]
-)
-def test_invalid_calls_are_refused(change, why):
-    with pytest.raises(InputError, match=why):
-        KernelCall.of(Operator.CONV2D, **{**SMALL[Operator.CONV2D], **change})

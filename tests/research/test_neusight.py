@@ -55,11 +55,9 @@ def test_different_gpus_with_one_name_are_separate(tmp_path):
     ("row", "why"),
     [
         ("fft,T4,0.8,8,,,,16,,,,,,,x,1,1,test,0", "op is 'fft'"),
-        ("relu,T4,0,8,,,,16,,,,,,,x,1,1,test,0", "latency_ms"),
         ("relu,T4,nan,8,,,,16,,,,,,,x,1,1,test,0", "latency_ms"),
         ("relu,T4,0.8,8,,,,,,,,,,,x,1,1,test,0", "h is ''"),
         ("relu,T4,0.8,8.5,,,,16,,,,,,,x,1,1,test,0", "whole"),
-        ("relu,,0.8,8,,,,16,,,,,,,x,1,1,test,0", "device"),
         ("conv,T4,0.9,3,,,,,8,3,3,5,1,0,x,1,1,test,0", "padding"),
     ],
 )
@@ -70,9 +68,8 @@ def test_invalid_row_rejects_the_file(tmp_path, row, why):
 
 
 def test_other_files_are_rejected(tmp_path):
-    for head, message in (("op,device", "lacks the columns"), (HEAD + ",op", "duplicate column")):
-        with pytest.raises(InputError, match=message):
-            list(read_neusight(table(tmp_path, head=head)))
+    with pytest.raises(InputError, match="lacks the columns"):
+        list(read_neusight(table(tmp_path, head="op,device")))
     broken = table(tmp_path, *ROWS)
     for content in (broken.read_bytes()[:-20], b"no gzip"):
         broken.write_bytes(content)

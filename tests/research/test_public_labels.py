@@ -94,7 +94,6 @@ def test_a_public_file_is_imported_once_with_its_source(sent, monkeypatch, capsy
 @pytest.mark.parametrize(
     ("options", "change", "words"),
     [
-        (BY[:2], {}, "needs --by"),
         (BY[:4], {}, "needs --licence"),
         (BY, {"message": "secret"}, "row 1: it is not as trappm labels export --public"),
         (BY, {"environment": PUBLIC | {"host": "secret-node"}}, "row 1: it is not as"),
@@ -109,7 +108,3 @@ def test_other_files_are_refused(sent, capsys, options, change, words):
     [line] = capsys.readouterr().err.splitlines()
     assert words in line
     assert len(recorded()) == before
-
-
-def test_public_excludes_other_outcomes(sent, refusal):
-    assert "exclude each other" in refusal(f"labels export {sent} --public --outcome any")

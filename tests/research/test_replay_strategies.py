@@ -1,18 +1,13 @@
 """Strategies that only replays offer: shares of families, coverage, LCMD, and their gradients."""
 
-from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from workload_samples import trained_heads
 
 from research.replay.replay import named_strategy
-from research.replay.strategies import STUDIED, ReplayRequest, gradients_of
+from research.replay.strategies import STUDIED, ReplayRequest
 from trappm.learner.acquisition import PoolCovariance
-from trappm.learner.acquisition.strategies import Representation
-from trappm.learner.interface import Estimate
-from trappm.profiler.errors import InputError
 
 
 def request(n=60, seed=0, count=8, **options):
@@ -50,33 +45,6 @@ def test_only_open_candidates_are_picked_once_each(name):
         assert set(picks) <= set(query.open.tolist())
 
 
-@pytest.mark.parametrize("name", ["stratified", "clusters"])
-def test_strategies_by_family_need_families(name):
-    with pytest.raises(InputError, match="need the families"):
-        picks_of(name, request(families=()))
-
-
-def test_facility_location_picks_what_represents_most():
-    query = unlabelled(count=1)
-    gains = Representation(query.points, query.known, np.random.default_rng(0)).gains()
-    assert picks_of("facility", query) == [int(np.argmax(gains))]
-
-
-def test_stratified_picks_give_each_family_its_share():
-    families = ["large"] * 40 + ["small"] * 20
-    query = unlabelled(families=families, count=12)
-    drawn = [families[i] for i in picks_of("stratified", query)]
-    assert drawn.count("large") == 8
-    spent = replace(query, labelled=np.arange(8), count=4)
-    assert [families[i] for i in picks_of("stratified", spent)] == ["small"] * 4
-
-
-def test_clusters_start_in_every_family():
-    families = [f"family {i % 4}" for i in range(60)]
-    drawn = Counter(families[i] for i in picks_of("clusters", unlabelled(families=families)))
-    assert drawn == dict.fromkeys(families, 2)
-
-
 def test_lcmd_agrees_with_bmdal_reg(monkeypatch):
     """The reference peer, on the same vectors."""
     pytest.importorskip("bmdal_reg")
@@ -102,49 +70,3 @@ def test_lcmd_agrees_with_bmdal_reg(monkeypatch):
     )
     ours = picks_of("lcmd-gradients", replace(query, gradients=query.points))
     assert query.open[theirs.numpy()].tolist() == ours
-
-
-class Fixed:
-    """A learner without weights."""
-
-    def predict(self, workloads):
-        return Estimate(np.ones(len(workloads)))
-
-
-def test_learners_without_weights_have_no_gradients():
-    assert gradients_of(Fixed(), []) is None
-
-
-def test_gradients_of_heads_agree_with_finite_differences(zoo, measure, small):
-    heads = trained_heads(zoo, np.arange(0, 96, 3), measure(zoo.graphs, noise_seed=1), small)
-    workloads, _ = zoo.workloads(range(6))
-    head = heads.heads[heads.metrics[0]]
-    rows = gradients_of(head, workloads)
-    prior, width = head.prior, head.prior.sensitivities([]).shape[1]
-    step, moved = 1e-4, []
-    for constant in range(width):
-        by = np.zeros(width)
-        by[constant] = step
-        other = prior.with_constants(prior.log_constants + prior.spec.root() @ by)
-        moved.append((other.log_values(workloads) - prior.log_values(workloads)) / step)
-    ratio = rows[:, :width] / np.where(np.abs(np.array(moved).T) > 1e-3, np.array(moved).T, np.nan)
-    assert np.nanmin(ratio) == pytest.approx(np.nanmax(ratio), rel=0.02)
-    of_residual = rows[:, width : width + sum(head.prior.feature_groups)]
-    assert of_residual.std(axis=0).max() > 0
-    assert np.isfinite(rows).all()
-
-
-def test_gradients_of_networks_are_those_of_the_last_layers(zoo, measure, small):
-    networks = replace(small, head=replace(small.head, physical_prior=False, steps=40, members=2))
-    trained = trained_heads(zoo, np.arange(0, 96, 5), measure(zoo.graphs), networks)
-    workloads, _ = zoo.workloads(range(5))
-    head = trained.heads["step_time_ms"]
-    rows = gradients_of(head, workloads)
-    width = networks.head.hidden[-1]
-    assert rows.shape == (5, len(head.networks) * width)
-    outputs = []
-    for number, network in enumerate(head.networks):
-        own = rows[:, number * width : (number + 1) * width] * np.sqrt(len(head.networks))
-        outputs.append(own @ network.output.weight[0].numpy() + float(network.output.bias[0]))
-    logs = head.scales.center + head.scales.scale * np.mean(outputs, axis=0)
-    np.testing.assert_allclose(np.exp(logs), head.predict(workloads).median, rtol=1e-4)

@@ -1,20 +1,16 @@
 """Replayed campaigns: nothing held out is chosen, design beats chance; the command's figures."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from bench_samples import bench_samples
 
-from research.__main__ import main as run
 from research.peers.baselines import PriorAlone
-from research.replay import command
 from research.replay.command import (
     Job,
     ReplayPlan,
     jackknife_error,
-    print_summary,
     seconds_to_same_error,
     standard_error,
     summary,
@@ -115,33 +111,11 @@ def test_failed_runs_use_a_label_and_are_predicted(samples, monkeypatch):
     assert requests[1].failure.min() > 0.99
 
 
-def test_variance_weighs_the_spread_of_the_heads_as_in_a_campaign(samples):
-    class Spread(Watching):
-        def predict(self, workloads):
-            spread = np.arange(1.0, len(workloads) + 1)
-            return Estimate(np.ones(len(workloads)), log_std_of_mean=spread**self.power)
-
-    def acquired(power):
-        learner = Spread()
-        learner.power = power
-        list(replay(bench(samples, estimator=learner), "variance", 1, (6, 12)))
-        return learner.seen[-1]
-
-    even, uneven = acquired(0), acquired(4)
-    assert even[:6] == uneven[:6]
-    assert even != uneven
-
-
 def test_invalid_replays_are_rejected(samples):
     with pytest.raises(InputError, match="cannot acquire"):
         next(replay(bench(samples), "random", 0, (10_000,)))
-    for name, message in (
-        ("rndom", "did you mean"),
-        ("bmdal-lcmd-gradient", "did you mean 'bmdal-lcmd-gradients'"),
-        ("foo", "there are: ours, .*bmdal-lcmd-gradients"),
-    ):
-        with pytest.raises(InputError, match=message):
-            named_strategy(name)
+    with pytest.raises(InputError, match="did you mean"):
+        named_strategy("rndom")
 
 
 # `python -m research replay`: pairs, areas, and their report.
@@ -174,7 +148,7 @@ def filled(plan):
     return results
 
 
-def test_strategies_are_compared_on_the_same_seeds(plan, tmp_path):
+def test_strategies_are_compared_on_the_same_seeds(plan):
     results = filled(plan)
     del results[Job(3, "ours", "ours")]
     rows = {row["strategy"]: row for row in summary(results, plan)}
@@ -209,47 +183,3 @@ def test_jackknife_error_equals_that_of_a_mean():
     assert jackknife_error(own, base) == pytest.approx(standard_error(percent))
     unknown = [[replace(p, seconds=None) for p in campaign] for campaign in own]
     assert jackknife_error(unknown, base) is None
-
-
-def test_single_seed_has_no_errors(plan, tmp_path, capsys):
-    rows = summary(filled(plan), replace(plan, seeds=(2,)))
-    json.dumps(rows, allow_nan=False)
-    assert rows[1]["area_error"] is rows[1]["seconds_error"] is None
-    assert rows[1]["budgets"][0]["difference_error"] is None
-    assert rows[1]["budgets"][0]["difference"] < 0
-    print_summary(rows, plan.metric)
-    output = capsys.readouterr().out
-    assert "nan" not in output
-    assert "-20.0" in output
-    assert "2 ours, ours" in output.rpartition("number of labels")[0]  # a line of the plot
-
-
-def test_the_command_compares_strategies_on_the_same_seeds(plan, monkeypatch, capsys):
-    played = []
-
-    def replayed(plan, jobs, processes, watch):
-        played.extend(jobs)
-        return ((job, [ReplayPoint(n, 5.0, 4.0, 1.0, 0) for n in plan.budgets]) for job in jobs)
-
-    monkeypatch.setattr(command, "_played", replayed)
-    words = ["replay", "--labels", str(plan.labels), "--metric", "step-time", "--budget", "50",
-             "--seeds", "1"]  # fmt: skip
-    assert run([*words, "--json"]) == 0
-    assert len(json.loads(capsys.readouterr().out)["results"]) == 2
-    assert played == [Job(1337, "ours", name) for name in ("random", "ours")]
-    assert run([*words, "--baseline", "ours", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["baseline"] == "ours"
-
-
-def test_invalid_arguments_are_reported_before_any_run(plan, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(command, "Benches", None)
-    monkeypatch.setattr("research.replay.replay.find_spec", lambda name: None)
-    words = ["replay", "--labels", str(plan.labels), "--metric", "step-time"]
-    for more, reason in (
-        (["--strategy", "rndom"], "did you mean"),
-        (["--strategy", "ours"], "baseline 'random' is not replayed"),
-        (["--usable", str(tmp_path / "none.csv")], "does not exist"),
-        (["--strategy", "all"], "pip install bmdal-reg"),
-    ):
-        assert run([*words, *more]) == 2
-        assert reason in capsys.readouterr().err

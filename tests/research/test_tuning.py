@@ -8,9 +8,7 @@ from bench_samples import bench_samples
 from workload_samples import workloads
 
 from research.evaluation.benchmark import SplitKind, splits_of
-from research.tuning import Tuning, run_trials, space_of
-from trappm.learner.paper.presets import LAPTOP
-from trappm.profiler.errors import InputError
+from research.tuning import Tuning, run_trials
 from trappm.profiler.records import Configuration
 
 NAMES = [f"resnet{i}" for i in range(24)] + [f"vgg{i}" for i in range(8)]
@@ -32,18 +30,6 @@ def silent(done, total, least):
     pass
 
 
-def test_study_starts_with_shipped_settings_and_continues(tuning):
-    first = run_trials(tuning, 2, silent)
-    messages = []
-    second = run_trials(tuning, 4, lambda *p: messages.append(p))
-    assert messages[0][:2] == (2, 4)
-    assert messages[-1][:2] == (4, 4)
-    assert first["shipped"] == second["shipped"]
-    assert first["shipped"]["settings"] == dict(space_of("xgboost").shipped)
-    assert sum(second["trials"].values()) == 4
-    assert second["best"]["mape"] <= first["best"]["mape"] <= first["shipped"]["mape"]
-
-
 def test_held_out_labels_do_not_change_a_study(tuning):
     (split,) = splits_of(tuning.samples, SplitKind.ARCHITECTURES, [1337])
     other = replace(
@@ -52,19 +38,3 @@ def test_held_out_labels_do_not_change_a_study(tuning):
     )
     finished = run_trials(tuning, 2, silent)
     assert run_trials(replace(tuning, samples=other), 2, silent) == finished
-
-
-@pytest.mark.parametrize("name", ["trappm-laptop", "trappm-paper", "nnlqp", "dippm"])
-def test_shipped_settings_create_the_shipped_estimator(name, zoo):
-    space = space_of(name)
-    made = space.make(space.shipped, zoo.encoder)
-    assert made.name == name
-    if name == "trappm-laptop":
-        assert made.training == LAPTOP.head
-
-
-def test_estimator_without_settings_is_rejected(tuning):
-    with pytest.raises(InputError, match="ours weighs its parts"):
-        space_of("ours")
-    with pytest.raises(InputError, match="tunable estimators"):
-        run_trials(replace(tuning, estimator="mlp"), 1, silent)

@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader
 import trappm
 from trappm.extensions.advice.changes import adapter_changes, precision_changes, training_loop
 from trappm.extensions.advice.checkpoints import blocks_of, checkpointed
+from trappm.extensions.advice.report import print_advice
 from trappm.prediction.fit import Verdict
-from trappm.profiler.errors import InputError
 from trappm.profiler.records import Precision
 
 MODEL, BATCH, DEVICE = "test_vit", 8192, "t4"
@@ -66,7 +66,11 @@ def test_changes_fit_and_are_ordered_by_their_time(advice):
         low, high = step.intervals["step_time_ms"]
         assert low <= step.step_time_ms <= high
     assert advice.cheapest is advice.changes[0]
-    assert str(advice).startswith(f"Cheapest change: {advice.cheapest.change} (")
+
+
+def test_the_advice_is_printed_with_lines_of_python(advice, capsys):
+    print_advice(advice, explain=True)
+    assert "from torch.utils.checkpoint import checkpoint" in capsys.readouterr().out
 
 
 def test_checkpointed_blocks_take_the_predicted_memory_when_traced_again(advice):
@@ -118,9 +122,6 @@ def test_8_bit_moments_are_advised_where_states_are_too_large():
     # At least the states: six bytes per parameter less.
     saved_mib = advice.before.memory_mib - step.memory_mib
     assert saved_mib > 5.9 * 28_000**2 / 2**20
-    assert any("adamw-8bit was measured" in remark for remark in alone.remarks)
-    with pytest.raises(InputError, match="on GPUs only"):
-        trappm.predict("test_vit", device="cpu-2t", optimizer="adamw-8bit")
 
 
 def test_batch_norms_see_other_batches_in_several_passes(advice):
@@ -149,19 +150,11 @@ def test_the_lines_of_bf16_train_an_image_model_that_had_autocast():
     assert names["loss"].dtype is torch.bfloat16
 
 
-def test_strict_fp32_gets_tf32_in_convolutions_first():
-    step = SimpleNamespace(precision="fp32-strict")
-    fp32, tf32, _, _ = precision_changes(step, [*Precision])
-    assert (fp32.name, tf32.name) == ("fp32", "tf32")
-    assert fp32.python == tf32.python[:1] == ("torch.backends.cudnn.allow_tf32 = True",)
-
-
 @pytest.mark.parametrize(
     ("model", "name"),
     [
         ("hf:gpt2-tiny", "GPT2LMHeadModel"),
         ("hf:bert-tiny", "BertForMaskedLM"),
-        ("hf:t5-tiny", "T5ForConditionalGeneration"),
         ("hf:vit-tiny", "ViTForImageClassification"),
     ],
 )
@@ -209,22 +202,16 @@ def test_a_module_of_the_caller_stays_as_it_is():
     assert step.memory_mib == pytest.approx(again.memory_mib, rel=0.02)
 
 
-@pytest.mark.parametrize(
-    ("name", "blocks"),
-    [("resnet18", ["layer1.0", "layer1.1"]), ("efficientnet_b0", ["blocks.0", "blocks.1.0"])],
-)
-def test_blocks_are_the_innermost_repeated_layers(name, blocks):
+def test_blocks_are_the_innermost_repeated_layers():
     with torch.device("meta"):
-        assert blocks_of(timm.create_model(name))[:2] == blocks
+        blocks = blocks_of(timm.create_model("efficientnet_b0"))
+    assert blocks[:2] == ["blocks.0", "blocks.1.0"]
 
 
 def test_a_run_that_is_too_slow_gets_faster(as_json):
-    words = "advise test_vit --batch-size 64 --device a100 --precision fp32"
-    run = "--epochs 100 --samples 1000000 --max-hours"
-    slow = as_json(f"{words} {run} 1000")
-    assert not slow["is_needed"]
-    hours = slow["before"]["run"]["high_hours"]
-    quick = as_json(f"{words} {run} {hours * 0.95:.3g}")
+    words = "test_vit --batch-size 64 --device a100 --precision fp32 --epochs 100 --samples 1000000"
+    hours = as_json(f"predict {words}")["run"]["high_hours"]
+    quick = as_json(f"advise {words} --max-hours {hours * 0.95:.3g}")
     assert quick["is_needed"]
     assert all(step["run"]["high_hours"] <= 0.95 * hours for step in quick["changes"])
 
@@ -237,27 +224,7 @@ def test_changes_no_better_than_the_step_as_it_is_are_left_out():
     assert "tf32" not in {step.change for step in advice.changes}
 
 
-def test_the_advice_is_a_table_with_lines_of_python(printed, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    words = f"advise {MODEL} --batch-size {BATCH} --device {DEVICE} --precision fp32"
-    out = printed(f"{words} --optimizer adam")
-    assert out.startswith("Cheapest change: ")
-    rows = out.splitlines()[2:][:8]
-    assert rows[0].split() == ["change", "time", "step,", "ms", "GiB"]
-    assert max(map(len, rows)) <= 80
-    everything = printed(f"{words} --optimizer adam --explain")
-    assert "from torch.utils.checkpoint import checkpoint" in everything
-    assert "No change is needed" in printed("advise test_vit --batch-size 8 --device a100")
-
-
 def test_wrong_questions_give_one_line(refusal):
     assert "cpu-2t" in refusal("advise test_vit --device cpu-2t")
     assert "epochs" in refusal("advise test_vit --max-hours 3")
-    refusal("advise resnet9000")
     assert "max memory is '38'" in refusal("check test_vit --max-memory 38")
-    assert "epochs" in refusal("check test_vit --max-hours 3")
-    assert "above 0" in refusal("check test_vit --max-hours -3 --epochs 1 --samples 1000")
-    with pytest.raises(InputError, match="phase is 'infer'"):
-        trappm.advise("test_vit", phase="infer")
-    with pytest.raises(InputError, match="max memory is 38"):
-        trappm.check("test_vit", max_memory=38)

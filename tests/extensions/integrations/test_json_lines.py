@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -51,9 +50,7 @@ def test_torn_line_is_cut_off_wherever_it_was_torn(tmp_path_factory, cut):
     path.unlink()
 
 
-@pytest.mark.parametrize(
-    "content", [b"{}\n", b"not ours", b'{"configuration": 1}\n', b"[1]\n", b"{architecture: x}"]
-)
+@pytest.mark.parametrize("content", [b"not ours", b'{"configuration": 1}\n'])
 def test_a_file_that_is_not_ours_is_left_alone(tmp_path, content):
     path = tmp_path / "precious"
     path.write_bytes(content)
@@ -69,9 +66,6 @@ def test_results_have_one_writer(tmp_path):
     ):
         JsonLines(tmp_path / "out")
     JsonLines(tmp_path / "out").close()
-    for wrong in (tmp_path, tmp_path / "none" / "out", Path("/dev/null")):
-        with pytest.raises(InputError):
-            JsonLines(wrong)
 
 
 WRITE = """

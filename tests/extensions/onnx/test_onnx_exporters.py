@@ -4,16 +4,14 @@ The two files in `data` are of PyTorch's exporter of today (`dynamo=True`), whic
 slow tests make them again.
 """
 
-import math
 import warnings
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import onnx
 import pytest
 import torch
-from onnx import TensorProto, helper
+from onnx import TensorProto
 from onnx_export import export_onnx, file_graph
 from small_modules import Function
 from torch import nn
@@ -24,7 +22,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from trappm.profiler.errors import InputError, ModelFileError, UnsupportedModelError
 from trappm.profiler.graphs.features import OPERATORS, node_features
 from trappm.profiler.graphs.nodes import CONVOLUTIONS, PRODUCTS
-from trappm.profiler.models.model_input import Sample
 from trappm.profiler.records import Phase
 from trappm.profiler.trace import trace
 
@@ -59,7 +56,7 @@ def layers():
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), *pooled).eval()
 
 
-@pytest.mark.parametrize("opset", [11, 13, 15, 18, 20])
+@pytest.mark.parametrize("opset", [11, 18])
 def test_the_older_exporter_gives_the_same_graph_at_every_opset(tmp_path, opset):
     module = layers()
     export_onnx(module, 8, tmp_path / "ours.onnx")
@@ -93,7 +90,7 @@ def saved(proto, path, place):
 
 @pytest.mark.parametrize(
     ("opset", "batch", "place"),
-    [(18, None, "inside"), (18, 3, "lost"), (23, None, "lost"), (23, 3, "outside")],
+    [(18, None, "inside"), (23, None, "lost"), (23, 3, "outside")],
 )
 def test_a_file_of_todays_exporter_counts_as_the_module_does(tmp_path, opset, batch, place):
     proto = onnx.load(DATA / f"dynamo_opset{opset}.onnx")
@@ -122,99 +119,6 @@ def node_operators(graph):
     return {OPERATORS[place] for place in node_features(graph)[:, : len(OPERATORS)].argmax(axis=1)}
 
 
-# One node of each newer operator: images (2, 8, 4, 4) or a sequence (2, 16, 8) made of them.
-
-WEIGHTS = {
-    "gain": (8,), "offset": (2, 18, 4, 4), "kernel": (6, 8, 3, 3), "depthwise": (8, 1, 3),
-    "cosine": (16, 2),
-}  # fmt: skip
-NEWER = [
-    # operator, opset, inputs, attributes, output shape, MACs
-    ("HardSwish", 14, ["x"], {}, (2, 8, 4, 4), 256),
-    ("DeformConv", 19, ["x", "kernel", "offset"], {"pads": [1] * 4}, (2, 6, 4, 4), 192 * 72),
-    ("LayerNormalization", 17, ["s", "gain"], {"axis": -1}, (2, 16, 8), 4 * 256),
-    ("Attention", 23, ["s", "s", "s"], {"q_num_heads": 2, "kv_num_heads": 2}, (2, 16, 8),
-     2 * 2 * 16 * 16 * 8),
-    ("RotaryEmbedding", 23, ["s", "cosine", "cosine", "places"], {"num_heads": 2}, (2, 16, 8),
-     3 * 256),
-    ("Swish", 24, ["x"], {}, (2, 8, 4, 4), 256),
-    ("TensorScatter", 24, ["s", "s"], {}, (2, 16, 8), 0),
-    ("BitCast", 26, ["x"], {"to": TensorProto.INT32}, (2, 8, 4, 4), 0),
-    ("CumProd", 26, ["x", "one"], {}, (2, 8, 4, 4), 256),
-    ("LinearAttention", 27, ["s", "s", "s"],
-     {"q_num_heads": 2, "kv_num_heads": 2, "update_rule": "linear"}, (2, 16, 8), 2 * 16 * 16 * 4),
-    ("CausalConvWithState", 27, ["t", "depthwise"], {}, (2, 8, 16), 256 * 3),
-    ("SwiGLU", 28, ["x", "x"], {}, (2, 8, 4, 4), 256),
-]  # fmt: skip
-
-IN_PYTORCH = {
-    "Mish": (18, nn.Mish(), ["x"], {}),
-    "Gelu": (20, nn.GELU(), ["x"], {}),
-    "GroupNormalization": (21, nn.GroupNorm(2, 8), ["x", "gain", "gain"], {"num_groups": 2}),
-    "RMSNormalization": (23, nn.RMSNorm(4), ["x", "width"], {"axis": -1}),
-}
-
-
-@pytest.mark.parametrize("operator", IN_PYTORCH)
-def test_an_operator_that_pytorch_has_is_the_graph_of_its_module(tmp_path, operator):
-    opset, module, inputs, attributes = IN_PYTORCH[operator]
-    floats = TensorProto.FLOAT
-    image, result = (helper.make_tensor_value_info(n, floats, ["n", 8, 4, 4]) for n in "xy")
-    weights = [helper.make_tensor(name, floats, [size], [0.0] * size)
-               for name, size in (("gain", 8), ("width", 4))]  # fmt: skip
-    node = helper.make_node(operator, inputs, ["y"], **attributes)
-    graph = helper.make_graph([node], "g", [image], [result], weights)
-    onnx.save(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)]),
-        tmp_path / "m.onnx",
-    )
-    file = file_graph(tmp_path / "m.onnx")
-    expected = graph_of(module, Sample((8, 4, 4), torch.float32))
-    assert file.operators == expected.operators
-    assert np.array_equal(file.at(3).macs, expected.at(3).macs)
-    assert file.signatures == expected.signatures
-
-
-WITH_STATE = {"CausalConvWithState", "LinearAttention"}
-
-
-@pytest.mark.parametrize("batch", ["n", 2], ids=["dynamic", "fixed"])
-@pytest.mark.parametrize("case", NEWER, ids=[case[0] for case in NEWER])
-def test_newer_operators_have_a_shape_macs_and_a_place(tmp_path, case, batch):
-    operator, opset, inputs, attributes, shape, macs = case
-    outputs = ["y", "after"] if operator in WITH_STATE else ["y"]
-    nodes = [
-        helper.make_node("Reshape", ["x", "columns"], ["t"]),
-        helper.make_node("Transpose", ["t"], ["s"], perm=[0, 2, 1]),
-        helper.make_node(operator, inputs, outputs, **attributes),
-    ]
-    nodes = nodes[:1] + nodes[2:] if "t" in inputs else nodes
-    nodes = nodes if {"s", "t"} & set(inputs) else nodes[-1:]
-    places = np.tile(np.arange(16), (2, 1))
-    initializers = [
-        helper.make_tensor("columns", TensorProto.INT64, [3], [0, 8, 16]),
-        helper.make_tensor("one", TensorProto.INT64, [], [1]),
-        helper.make_tensor("places", TensorProto.INT64, [2, 16], places.ravel()),
-    ]
-    initializers += [
-        helper.make_tensor(name, TensorProto.FLOAT, size, [0.0] * math.prod(size))
-        for name, size in WEIGHTS.items()
-        if name in inputs
-    ]
-    floats = TensorProto.FLOAT
-    image = helper.make_tensor_value_info("x", floats, [batch, 8, 4, 4])
-    kind = attributes.get("to", floats)
-    result = helper.make_tensor_value_info("y", kind, [batch, *shape[1:]])
-    graph = helper.make_graph(nodes, "g", [image], [result], initializers)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
-    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
-    actual = file_graph(tmp_path / "m.onnx").at(2)
-    assert actual.operators[-1] == operator
-    assert actual.output_shapes[-1].tolist() == [*shape, *(0,) * (6 - len(shape))]
-    assert actual.macs[-1] == macs
-    assert node_operators(actual) >= {operator if operator in OPERATORS else "Other"}
-
-
 def reference(model, images):
     """MACs by PyTorch's own counter, and the number of parameters."""
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
@@ -225,21 +129,6 @@ def reference(model, images):
 def linear_macs(graph):
     pairs = zip(graph.macs.tolist(), graph.operators, strict=True)
     return sum(macs for macs, operator in pairs if operator in CONVOLUTIONS | PRODUCTS)
-
-
-def test_sizes_of_a_model_counted_by_hand(tmp_path):
-    module = nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(128, 5)
-    )
-    export_onnx(module, 4, tmp_path / "m.onnx")
-    graph = file_graph(tmp_path / "m.onnx").at(6)
-    assert graph.operators == ("Conv", "BatchNormalization", "Relu", "Flatten", "Gemm")
-    assert graph.parameters.tolist() == [8 * 27 + 8, 16, 0, 0, 128 * 5 + 5]
-    assert graph.macs.tolist() == [6 * 16 * 8 * 27, 768, 768, 0, 6 * 128 * 5]
-    assert graph.memory_bytes.tolist() == [4 * (768 + 224), 4 * (768 + 16), 3072, 3072, 4 * 675]
-    assert graph.input_shapes[0].tolist() == [6, 3, 4, 4, 0, 0]
-    assert graph.output_shapes[-1].tolist() == [6, 5, 0, 0, 0, 0]
-    assert graph.edges.tolist() == [[0, 1], [1, 2], [2, 3], [3, 4]]
 
 
 def test_a_shared_weight_counts_at_its_first_use(tmp_path):

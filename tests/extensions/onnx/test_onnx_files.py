@@ -15,9 +15,7 @@ from onnx_export import file_graph
 
 from trappm.extensions.onnx.checked_model import Operation
 from trappm.extensions.onnx.constant_folding import fold
-from trappm.extensions.onnx.file_trace import file_trace
 from trappm.profiler.errors import ModelFileError, UnsupportedModelError
-from trappm.profiler.traced_step import TraceSource
 
 IMAGE = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, 8, 8])
 RESULT = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3, 8, 8])
@@ -50,21 +48,9 @@ RESHAPE = helper.make_node("Reshape", ["x", "s"], ["y"])
 FLAT_RESULT = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 192])
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"this is a text, not a model\n" * 9, b"PK\x03\x04" + bytes(50), bytes(100)]
-)
-def test_what_is_not_onnx_is_refused(tmp_path, content):
-    path = tmp_path / "m.onnx"
-    path.write_bytes(content)
-    with pytest.raises(ModelFileError, match="not an ONNX"):
-        file_graph(path)
-
-
 def test_what_is_not_there_or_not_a_file_or_too_large_is_refused(tmp_path):
     with pytest.raises(ModelFileError, match="No such file"):
         file_graph(tmp_path / "missing.onnx")
-    with pytest.raises(ModelFileError, match="cannot read"):
-        file_graph(tmp_path)
     path = tmp_path / "m.onnx"
     with path.open("wb") as file:
         file.truncate(1 << 40)  # sparse: reading it would take all memory
@@ -74,7 +60,7 @@ def test_what_is_not_there_or_not_a_file_or_too_large_is_refused(tmp_path):
 
 @pytest.mark.parametrize(
     "location",
-    ["../secret.bin", "a/../../secret.bin", "link.bin", "", "loop", "loop/x.bin", "loop/../x.bin"],
+    ["../secret.bin", "a/../../secret.bin", "link.bin", "", "loop"],
 )
 def test_external_data_may_not_leave_the_folder(write, tmp_path, location):
     (tmp_path.parent / "secret.bin").write_bytes(FLAT)
@@ -104,25 +90,6 @@ def test_of_external_data_only_what_the_tensor_needs_is_read(write, tmp_path):
     assert peak_bytes() < 100 << 20
 
 
-CONV = {"pads": [1, 1, 1, 1]}
-
-
-def test_scales_that_are_stored_as_weights_are_read_and_are_none(write):
-    scales = helper.make_tensor("s", TensorProto.FLOAT, [4], [1.0, 1.0, 2.0, 2.0])
-    kernel = helper.make_tensor("w", TensorProto.FLOAT, [8, 3, 3, 3], np.zeros(216))
-    path = write(
-        helper.make_node("Resize", ["x", "", "s"], ["t"], mode="nearest"),
-        helper.make_node("Conv", ["t", "w"], ["y"], **CONV),
-        outputs=[helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 8, 16, 16])],
-        initializers=[scales, kernel],
-    )
-    made = file_trace(path)
-    assert made.graph.operators == ("Resize", "Conv")
-    assert made.graph.parameters.tolist() == [0, 216]
-    assert made.graph.at(2).output_shapes[0].tolist() == [2, 3, 16, 16, 0, 0]
-    assert made.source is TraceSource.REBUILT
-
-
 def test_a_pipe_or_a_device_is_not_read(write, tmp_path):
     os.mkfifo(tmp_path / "pipe.onnx")
     for path in (tmp_path / "pipe.onnx", Path("/dev/zero")):
@@ -131,17 +98,6 @@ def test_a_pipe_or_a_device_is_not_read(write, tmp_path):
     os.mkfifo(tmp_path / "shape.bin")
     with pytest.raises(ModelFileError, match="not a plain file"):
         file_graph(write(RESHAPE, initializers=[outside("shape.bin")]))
-
-
-def test_an_unknown_operator_is_named(write):
-    node = helper.make_node("Frobnicate", ["x"], ["y"], domain="my.company")
-    path = write(node)
-    model = onnx.load(path)
-    model.opset_import.append(helper.make_opsetid("my.company", 1))
-    model.graph.output[0].type.tensor_type.shape.dim[0].dim_param = "m"
-    onnx.save(model, path)
-    with pytest.raises(UnsupportedModelError, match="Frobnicate"):
-        file_graph(path)
 
 
 def integers(name, *values):
@@ -165,13 +121,7 @@ IF = node("If", ["c"], ["y"], then_branch=BRANCH, else_branch=BRANCH)
 CONDITION = helper.make_tensor("c", TensorProto.BOOL, [], [True])
 LOOP = [node("Add", ["x", "b"], ["a"]), node("Add", ["x", "a"], ["b"]), node("Relu", ["b"], ["y"])]
 MUL = node("Mul", ["x", "w"], ["y"])
-DOUBLED = [
-    node("Shape", ["x"], ["s0"]),
-    *(node("Concat", [f"s{i}"] * 2, [f"s{i + 1}"], axis=0) for i in range(40)),
-    node("Reshape", ["x", "s40"], ["y"]),
-]
 MANY = ["x", *(f"t{i}" for i in range(20_000)), "y"]
-OF_MANY_AXES = [*chain("Unsqueeze", MANY[:9001], axes=[0]), node("Relu", [MANY[9000]], ["y"])]
 
 
 @pytest.mark.parametrize(
@@ -183,11 +133,7 @@ OF_MANY_AXES = [*chain("Unsqueeze", MANY[:9001], axes=[0]), node("Relu", [MANY[9
         ([MUL], TensorProto(name="w", data_type=1, dims=[2**62]), "'w' has shape"),
         ([MUL], floats("w", *[1] * 1000), "1000 axes"),
         ([node("Relu", ["w"], ["y"])], floats("w", 1, 3, 8, 8), "no output depends on the inputs"),
-        ([node("Identity", ["x"], ["y"])], None, "no output depends on the inputs, but as a copy"),
-        (DOUBLED, None, ""),
-        (OF_MANY_AXES, None, "axes"),
         (chain("Relu", MANY), None, "20001 nodes; at most 20000"),
-        ([node("Relu", ["x"], []), RELU], None, "no input or output"),
         ([node("Constant", [], [], value_int=1), RELU], None, "no input or output"),
         ([node("Cast", ["x"], ["c"], to=99), node("Relu", ["c"], ["y"])], None, "number 99"),
     ],
@@ -238,24 +184,6 @@ def resources_watched():
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("copied", ["x", "y"])
-def test_an_output_may_be_a_copy_of_the_image_or_of_another_output(write, copied):
-    copies = [helper.make_node("Identity", [a], [b]) for a, b in ((copied, "a"), ("a", "z"))]
-    copy = helper.make_tensor_value_info("z", TensorProto.FLOAT, ["n", 3, 8, 8])
-    assert file_graph(write(RELU, *copies, outputs=[RESULT, copy])).operators == ("Relu",)
-
-
-def test_a_tensor_in_an_attribute_may_not_lie_outside_the_file(write, tmp_path):
-    (tmp_path / "secret").write_bytes(np.arange(2).tobytes())
-    value = outside("secret", name="")
-    shape = helper.make_tensor("s", TensorProto.INT64, [1], [4])
-    made = helper.make_node("ConstantOfShape", ["s"], ["t"])
-    made.attribute.add(name="value", type=onnx.AttributeProto.TENSOR).t.CopyFrom(value)
-    path = write(made, helper.make_node("Reshape", ["x", "t"], ["y"]), initializers=[shape])
-    with pytest.raises(ModelFileError, match="external data"):
-        file_graph(path)
-
-
 # Small tensors of a file are computed; large, overflowing and undefined ones are not.
 
 
@@ -270,13 +198,11 @@ def folded(operator, *inputs, opset=17, **attributes):
 @pytest.mark.parametrize(
     ("result", "expected"),
     [
-        (lambda: folded("Mul", [3, 4], [2]), [6, 8]),
         (lambda: folded("Div", [-7], [2]), [-3]),  # toward zero
         (lambda: folded("Clip", [5], None, 3), [3]),
         (lambda: folded("Gather", [3, 4, 5], 1), 4),
         (lambda: folded("Slice", [1, 2, 3, 4], [1], [2**63 - 1], [0], [1]), [2, 3, 4]),
         (lambda: folded("Unsqueeze", [3], opset=11, axes=[0]), [[3]]),
-        (lambda: folded("Unsqueeze", [3], [0]), [[3]]),
     ],
 )
 def test_small_tensors_are_those_of_onnx(result, expected):
@@ -287,13 +213,10 @@ def test_small_tensors_are_those_of_onnx(result, expected):
     "result",
     [
         lambda: folded("Div", [5], [0]),
-        lambda: folded("Range", 0, 2**40, 1),
         lambda: folded("Range", -(2**31), 2**31 - 1, 1),
         lambda: folded("Expand", [1], [2**20, 2**20]),
-        lambda: folded("Tile", [1], [2**20]),
         lambda: folded("ConstantOfShape", [2**40]),
         lambda: folded("Gather", list(range(1000)), list(range(1000)) * 2),
-        lambda: folded("Softmax", [1, 2]),
     ],
 )
 def test_everything_else_is_unknown(result):

@@ -23,11 +23,6 @@ DESIGNS = {
         node("QLinearConv", ["q", "s", "z", "w", "s", "z", "s", "z"], ["r"]),
         node("DequantizeLinear", ["r", "s", "z"], ["c"]),
     ],
-    "dynamic": [
-        node("DynamicQuantizeLinear", ["x"], ["q", "t", "u"]),
-        node("ConvInteger", ["q", "w", "u", "z"], ["r"]),
-        node("Cast", ["r"], ["c"], to=TensorProto.FLOAT),
-    ],
 }
 
 

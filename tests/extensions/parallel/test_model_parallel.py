@@ -49,11 +49,6 @@ def test_tensor_parallelism_does_not_divide_the_wait_for_the_host(small):
     assert steps[0] < 1.5 * steps[2]
 
 
-def test_stages_of_unequal_depth_take_as_long_as_the_deepest(large):
-    steps = [on(large, pipeline=stages, accumulation=64).step_time_ms for stages in (4, 5, 6)]
-    assert steps == sorted(steps, reverse=True)
-
-
 def test_bubble_grows_with_stages_and_shrinks_with_micro_batches(large):
     def idle(pipeline, accumulation):
         step = on(large, pipeline=pipeline, accumulation=accumulation)
@@ -61,34 +56,6 @@ def test_bubble_grows_with_stages_and_shrinks_with_micro_batches(large):
 
     assert idle(2, 4) < idle(4, 4) < idle(8, 4)
     assert idle(4, 4) > idle(4, 8) > idle(4, 64)
-
-
-def test_checkpointed_blocks_are_summed_once_more(small):
-    again = step_of("hf:pythia-410m,checkpointing,megatron", 1)
-    assert again.divided.sums == 6
-    assert small.divided.sums == 4
-    assert on(again, 2).communication_ms > 1.3 * on(small, 2).communication_ms
-
-
-@pytest.mark.parametrize("tensor", [1, 2, 4])
-def test_a_step_takes_between_the_larger_of_its_parts_and_their_sum(small, large, tensor):
-    for step in (small, large):
-        for nodes in (1, 2, 4):
-            made = on(step, tensor, nodes, gpus=4, nodes=nodes, accumulation=4)
-            longest = max(made.compute_ms, made.communication_ms)
-            total = made.compute_ms + made.communication_ms
-            assert longest <= made.step_time_ms <= total * (1 + 1e-9)
-            low_ms, high_ms = made.intervals["step_time_ms"]
-            assert low_ms < made.step_time_ms < high_ms
-
-
-def test_megatron_kernels_are_between_fused_and_single_operators():
-    fused, megatron, eager = (
-        step_of(f"hf:pythia-70m{kernels}", 8).work.step_ms
-        for kernels in ("", ",megatron", ",eager")
-    )
-    assert fused < 0.95 * megatron
-    assert megatron < 0.95 * eager
 
 
 def test_pipeline_divides_parameters_but_not_activations(large):

@@ -75,7 +75,6 @@ def test_ranks_share_a_step(of_resnet18, strategy):
     assert measurement.step.median_ms == max(facts["rank_step_ms"])
     assert measurement.memory_mib == max(facts["rank_memory_mib"])
     assert measurement.samples_per_second == 2 * 2 * 1000 / measurement.step.median_ms
-    assert facts["samples_per_second"] == measurement.samples_per_second
     if strategy == "ddp":
         assert len(facts["rank_alone_ms"]) == 2
         assert facts["straggler_ratio"] >= 1
@@ -117,10 +116,6 @@ def test_one_rank_runs_out_of_memory(measurer):
     assert 0 < measurement.memory_detail_mib["capacity"] < whole_mib
     again = measurer.measure(TINY, "cpu-2x1t", TRUSTING)
     assert again.outcome is Outcome.OK, again.message
-
-
-def test_ranks_avoid_busy_cores():
-    assert open_device("cpu-2x1t").lock_names == open_device("cpu-1t").lock_names == ("cpu",)
 
 
 def test_strategies_are_different_stacks():

@@ -41,6 +41,7 @@ def test_waiting_steps_draw_little_more_than_idle_power(workloads):
     assert slow.time_ms == pytest.approx(under.time_ms, rel=0.01)
 
 
+@pytest.mark.slow
 def test_constants_are_recovered_from_labels(workloads):
     labels, sheet = [], Sheet.of(card_of(CARD))
     truth = {"a": constants(idle=0.1, full=0.9), "b": constants(idle=0.2, full=0.5)}

@@ -11,7 +11,7 @@ import torch
 from simulated_steps import simulated, trace_of
 
 from trappm.profiler.memory.breakdown import Part
-from trappm.profiler.memory.simulation import Implementation, TrainingLoop
+from trappm.profiler.memory.simulation import TrainingLoop
 from trappm.profiler.models.sources import source_of
 from trappm.profiler.records import Precision
 from trappm.profiler.trace import trace
@@ -126,29 +126,3 @@ def test_saved_activations_equal_those_on_a_cpu(case):
     real = Trained(name, precision)
     step = trace(name, LENGTH, TraceSettings(precision))
     assert step.saved_bytes.at(BATCH) == pytest.approx(real.kept_bytes(), rel=0.02)
-
-
-@pytest.mark.parametrize("implementation", list(Implementation))
-def test_adamw_variants_have_states_and_temporary_memory(implementation):
-    name = "hf:gpt2-tiny"
-    loop = TrainingLoop(optimizer="adamw", implementation=implementation)
-    made = simulated(name, batch_size=1, sequence_length=8, optimizer=loop)
-    parts, parameters = made.memory_breakdown.parts_mib, trace_of(made).parameter_bytes.sum() / MIB
-    assert parts[Part.OPTIMIZER] == pytest.approx(2 * parameters)
-    passing = parts.get(Part.OPTIMIZER_STEP, 0.0)
-    if implementation is Implementation.FUSED:
-        assert passing < 0.1 * parameters
-    elif implementation is Implementation.FOREACH:
-        assert passing == pytest.approx(parameters, rel=0.02)
-    else:  # one parameter's root and divisor at a time, and the divisor before it
-        assert passing < parameters
-
-
-@pytest.mark.parametrize("precision", [Precision.FP32, Precision.AMP_BF16])
-def test_the_loss_of_gpt_2_is_three_times_its_logits(precision):
-    made = simulated("hf:gpt2", batch_size=8, sequence_length=1024, precision=precision)
-    breakdown = made.memory_breakdown
-    scores_mib = 8 * 1024 * 50_257 * 4 / MIB
-    assert breakdown.parts_mib[Part.LOGITS] == pytest.approx(3 * scores_mib)
-    assert "of the loss" in breakdown.moment
-    assert {tensor.part for tensor in breakdown.largest[:3]} == {Part.LOGITS}

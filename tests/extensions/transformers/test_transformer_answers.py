@@ -1,26 +1,20 @@
 """Predictions of transformers without labels, based on published steps of some models."""
 
 from dataclasses import replace
-from unittest import mock
 
-import numpy as np
 import pytest
 
 import trappm
 from trappm.extensions.transformers.model_heads import (
     HOST_RANGE,
-    OF_2023,
     OLDER_DISPATCH_US,
     transformer_times,
 )
-from trappm.learner.heads.physics_heads import known_of_others
-from trappm.learner.interface import Workload
-from trappm.learner.physics.step_time import UNPACK_DISPATCHES, StepTimePrior
-from trappm.prediction.models import subject_of
+from trappm.learner.physics.step_time import UNPACK_DISPATCHES
 from trappm.prediction.question import Question
 from trappm.prediction.selection import Selection, load_snapshots
-from trappm.profiler.devices.catalogue import process_memory_mib, spec_of
-from trappm.profiler.records import Graph, MemoryFormat, Optimizer, Phase, Precision, StepSettings
+from trappm.profiler.devices.catalogue import process_memory_mib
+from trappm.profiler.records import MemoryFormat, Optimizer, Phase, Precision, StepSettings
 
 pytest.importorskip("transformers")
 
@@ -38,8 +32,6 @@ def test_memory_is_simulated_and_marked_as_such():
     assert answer.memory_mib == pytest.approx(simulated_mib)
     low, high = answer.intervals["memory_mib"]
     assert low < simulated_mib < high
-    assert " at 64 tokens, batch 4, sgd, " in str(answer)
-    assert sum("No model like this one" in remark for remark in answer.remarks) == 1
 
 
 def test_a_step_that_an_a100_ran_fits_it_although_it_would_reserve_more():
@@ -51,25 +43,9 @@ def test_a_step_that_an_a100_ran_fits_it_although_it_would_reserve_more():
     assert answer.fits
     assert answer.largest_batch >= 8
     assert sum(answer.memory_parts_mib.values()) == pytest.approx(answer.memory_mib)
-    roomy = trappm.predict(name, device="h200", batch_size=8, **question)
-    assert roomy.memory_mib > answer.memory_mib
 
 
 GPT = {"sequence_length": 256, "batch_size": 8, "optimizer": "adamw"}
-
-
-@pytest.mark.parametrize(
-    ("device", "precision", "source"),
-    [
-        ("h100", "amp-bf16", "llm-foundry"),
-        ("l4", "fp32", "NeuSight"),
-    ],
-)
-def test_step_times_name_the_published_steps_they_are_based_on(device, precision, source):
-    answer = trappm.predict("hf:gpt2-mini", device=device, precision=precision, **GPT)
-    assert sum(source in remark for remark in answer.remarks) == 1
-    low, high = answer.intervals["step_time_ms"]
-    assert low < answer.step_time_ms < high
 
 
 def test_interval_of_a_gpu_bound_step_equals_held_out_errors():
@@ -87,19 +63,6 @@ def test_interval_of_a_gpu_bound_step_equals_held_out_errors():
     assert widths[1] > HOST_RANGE
 
 
-def test_megatron_models_have_the_slower_products_of_their_published_runs(tmp_path, monkeypatch):
-    question = {"precision": "bf16", "batch_size": 8, "sequence_length": 1024}
-    on_a100, on_h100 = (
-        trappm.predict("hf:gpt2,megatron", device=device, **question).step_time_ms
-        for device in ("a100", "h100")
-    )
-    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "without cached answers"))
-    with mock.patch.dict(OF_2023, clear=True):
-        assert trappm.predict("hf:gpt2,megatron", device="a100", **question).step_time_ms < on_a100
-        again = trappm.predict("hf:gpt2,megatron", device="h100", **question).step_time_ms
-    assert again == on_h100
-
-
 def test_campaign_labels_take_precedence_over_published_steps():
     shipped = load_snapshots(None)[-1]
     known = shipped.heads["h100"][Phase.TRAIN]
@@ -114,47 +77,13 @@ def test_campaign_labels_take_precedence_over_published_steps():
     assert Selection(Question(precision="bf16"), [shipped]).trained("h100", "hf:gpt2")[1]
 
 
-def test_slower_hosts_and_slower_products_make_slower_steps():
-    card = "h100"
-    times = transformer_times(card, Precision.BF16)
-    others, _ = known_of_others()
-    assert times is not None
-    spec = spec_of(card)
-    step = subject_of("hf:gpt2-mini", sequence_length=128).trace(
-        StepSettings(Precision.BF16, MemoryFormat.CONTIGUOUS, Optimizer.ADAM), Phase.TRAIN
-    )
-    workload = Workload(
-        graph=Graph.empty(2), phase=Phase.TRAIN, optimizer=Optimizer.ADAM, kernels=step.kernels
-    )
-
-    def ms(times, slower=1.0):
-        constants = times.moved(others.constants_of(times.like or card), spec, slower)
-        return float(np.exp(StepTimePrior(spec, constants).log_values([workload])[0]))
-
-    assert ms(times) < ms(times, 1.5) < ms(times, 2.0)
-    assert ms(times) < ms(replace(times, products=2 * times.products))
-    assert ms(times) < ms(replace(times, attention=2 * times.attention))
-
-
 def test_weights_in_four_bits_keep_the_host_of_short_passes_busy():
-    """Each of 7 layers per block is unpacked in the forward pass, and 11 for the backward pass.
-
-    Weights in 8 bits are not unpacked in this way.
-    """
+    """Each of 7 layers per block is unpacked in the forward pass, and 11 for the backward pass."""
     plain, packed = (
         trappm.predict(
             f"hf:llama-tiny,{method}=4", device="a100", sequence_length=16, precision="bf16"
         ).step_time_ms
         for method in ("lora", "qlora")
     )
-    assert plain is not None
-    assert packed is not None
     unpackings = 2 * 7 + 11
     assert packed - plain > unpackings * UNPACK_DISPATCHES * OLDER_DISPATCH_US / 1e3
-    in_8_bits, in_4_bits = (
-        trappm.predict(
-            f"hf:llama-tiny,{kind}", device="a100", sequence_length=16, phase="infer"
-        ).step_time_ms
-        for kind in ("int8", "int4")
-    )
-    assert in_4_bits - in_8_bits > 2 * 7 * UNPACK_DISPATCHES * OLDER_DISPATCH_US / 2e3

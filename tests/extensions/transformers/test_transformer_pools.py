@@ -48,28 +48,13 @@ def test_group_may_mix_text_and_image_models():
     assert "hf:vit-micro batch 2 at 48 px" in map(str, pool)
 
 
-def test_native_sequence_length_is_the_maximum():
-    assert {
-        c.input_size for c in built(architectures=("hf:gpt2",), sequence_lengths=("native",))
-    } == {1024}
-    with pytest.raises(InputError, match="hf:t5-micro has no input size of its own"):
-        built(sequence_lengths=("native",))
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"sequence_lengths": (), "input_sizes": (32,)}, "takes text; .* needs sequence_lengths"),
         ({"architectures": ("resnet18",)}, "resnet18 takes images; .* needs input_sizes"),
         ({"sequence_lengths": (513,)}, "hf:gpt2-micro supports at most 512 tokens, not 513"),
-        ({"methods": ("lora",)}, "has lora=; it must be a whole number"),
         ({"methods": ("half",)}, "methods holds 'half'; there are: full, lora=RANK"),
-        ({"architectures": ("hf:gpt3-micro",)}, "no transformer is named 'gpt3-micro'"),
-        (
-            {"architectures": ("resnet18",), "input_sizes": (32,), "sequence_lengths": (),
-             "methods": ("lora=2",)},
-            "are of transformers",
-        ),
         (
             {"architectures": ("hf:vit-micro",), "input_sizes": (32,), "sequence_lengths": (),
              "vocabularies": (512,)},

@@ -86,13 +86,6 @@ def build_busy_campaign(store):
     measure_some(store, campaign, 7)
     for _ in range(3):
         measure_next(store, campaign, "unstable", message=BUSY)
-    for number, ms in enumerate((11.0, None, None, None)):
-        reading = replace(
-            CANARY, attempt_key=f"busy-canary-{number}", step_time_ms=ms,
-            taken_at=f"2026-01-02T03:0{number}:00+00:00", outcome="ok" if ms else "unstable",
-            relative_drift=0.1 if ms else None,
-        )  # fmt: skip
-        store.canaries.save(reading, campaign_id=campaign)
     store.owners.end_campaign(campaign, CampaignState.FINISHED, "the last round has ended")
     return campaign
 

@@ -55,8 +55,8 @@ class Asker:
     def get(self, path, **headers):
         return self.run(self.ask("GET", path, [b""], headers))
 
-    async def ask(self, method, path, chunks, headers=None, never=False):
-        """One request; with `never` its body does not end."""
+    async def ask(self, method, path, chunks, headers=None):
+        """One request."""
         path, _, query = path.partition("?")
         given = {"host": "127.0.0.1:8000", **(headers or {})}
         scope = {
@@ -71,7 +71,7 @@ class Asker:
         async def receive():
             if waiting:
                 body = waiting.pop(0)
-                return {"type": "http.request", "body": body, "more_body": bool(waiting) or never}
+                return {"type": "http.request", "body": body, "more_body": bool(waiting)}
             return await asyncio.Event().wait()
 
         async def send(message):

@@ -19,7 +19,7 @@ from trappm.profiler.errors import InputError
 
 TOKEN = "0123456789abcdef0123"  # noqa: S105
 ELSEWHERE = "0.0.0.0"  # noqa: S104
-FEW = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+FEW = settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 FILE = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a.onnx"\r\n\r\njunk\r\n'
@@ -89,8 +89,6 @@ def test_identical_concurrent_requests_share_one_computation(server, monkeypatch
     responses = server.run(all_at_once())
     assert {response.status for response in responses} == {200}
     assert len(asked) == len(questions)
-    for question, response in list(zip(questions, responses, strict=False))[::4]:
-        assert response.json["memory_mib"] == pytest.approx(trappm.predict(**question).memory_mib)
     again = server.post("/v1/predict", questions[:3]).json
     assert again == [response.json for response in responses[:3]]
     assert len(asked) == len(questions)
@@ -104,7 +102,7 @@ JSON = st.recursive(
 FIELDS = [*QUESTION, "devices", "phase", "precision", "epochs", "samples", "snapshot", "x"]
 
 
-@settings(FEW, max_examples=150)
+@settings(FEW, max_examples=60)
 @given(
     st.sampled_from(["/v1/predict", "/v1/compare"]),
     JSON.map(lambda x: json.dumps(x).encode())
@@ -129,32 +127,22 @@ STEP = {"model": "test_resnet", "input_size": 64, "batch_size": 4, "devices": ["
     ("path", "change", "status", "words"),
     [
         ("predict", {"devices": ["tpu"]}, 404, "tpu"),
-        ("predict", {"batch_size": 0}, 400, "batch_size"),
         ("predict", {"batch_size": "4"}, 400, "batch_size: must be a valid integer ('4')"),
         ("predict", {"batchsize": 4}, 400, "batchsize: unknown field; did you mean 'batch_size'?"),
-        ("predict", {"epochs": 3}, 400, "samples"),
         ("predict", {"device": "a100"}, 400, "not both"),
         ("predict", {"model": "/etc/passwd"}, 400, "upload"),
         ("predict", {"model": "secret.onnx"}, 400, "upload"),
         ("predict", {"snapshot": "../../etc"}, 404, "alias"),
-        ("predict", {"snapshot": "nobody"}, 404, "'nobody' in TRAPPM_HOME/snapshots"),
-        ("predict", {"colour": 1}, 400, "colour: unknown field; see /openapi.json"),
-        ("predict", {"precision": "bf16"}, 400, "use amp-fp16"),
         ("predict", {"breakdown_depth": 21}, 400, "breakdown_depth"),
         ("predict", {"model": "test_vit", "input_size": 7}, 422, "divisible by patch size"),
-        ("roofline", {"devices": ["v9000"]}, 404, "v9000"),
         ("roofline", {"devices": ["a100"] * 5}, 400, "devices"),
-        ("roofline", {"devices": ["cpu-2t"]}, 400, "data sheet"),
         ("roofline", {"model": "../net"}, 400, "not a timm name"),
         ("roofline", {"model": "os.path:join@1"}, 400, "which this server never does"),
         ("scale", {"model": "my_models.vision:Mixer"}, 400, "which this server never does"),
         ("predict", {"model": ["test_vit", "os.path:join"]}, 400, "which this server never does"),
-        ("roofline", {"phase": "sleep"}, 400, "sleep"),
         ("roofline", {"snapshot": "../../etc"}, 404, "etc"),
         ("scale", {"gpus": [0]}, 400, "gpus"),
-        ("scale", {"strategies": ["zero9"]}, 400, "zero9"),
         ("scale", {"model": "resnet9000"}, 404, "resnet9000"),
-        ("scale", {"phase": "infer"}, 400, "phase"),
     ],
 )
 def test_invalid_fields_are_named_in_the_error(server, path, change, status, words):
@@ -164,18 +152,10 @@ def test_invalid_fields_are_named_in_the_error(server, path, change, status, wor
     assert response.headers["content-type"] == "application/problem+json"
 
 
-@pytest.mark.extension("onnx")
-def test_json_is_read_for_any_content_type_and_files_on_upload_routes(server):
-    """Check the content type that `curl -d` sends with JSON."""
-    for kind in ("application/x-www-form-urlencoded", "text/plain"):
-        assert server.post("/v1/predict", QUESTION, content_type=kind).status == 200
-    one, two = (FILE * count + b"--x--" for count in (1, 2))
-    assert server.post("/v1/predict", one, **FORM).status == 400
-    for path in ("/v1/predict/upload", "/v1/compare/upload"):
-        for body, expected, words in ((one, 422, "a.onnx"), (two, 400, "many files")):
-            response = server.post(path, body, **FORM)
-            assert response.status == expected, response.body
-            assert words in response.json["detail"]
+def test_json_is_read_with_the_content_type_that_curl_sends(server):
+    kind = "application/x-www-form-urlencoded"
+    assert server.post("/v1/predict", QUESTION, content_type=kind).status == 200
+    assert server.post("/v1/predict", FILE + b"--x--", **FORM).status == 400
 
 
 def test_token_protects_all_routes_except_health(home):
@@ -217,8 +197,6 @@ OTHERS = (
     ({"origin": "null"}, 403),
     ({"origin": "https://127.0.0.1:8000"}, 403),
     ({"origin": "http://[::1"}, 403),
-    ({"origin": "http://[x]"}, 403),
-    ({"origin": "//"}, 403),
     # A browser sends no Origin with a plain GET, of a script or an image.
     ({"sec_fetch_site": "cross-site"}, 403),
     ({"sec_fetch_site": "same-site"}, 403),
@@ -237,11 +215,8 @@ def test_other_hosts_origins_and_sites_are_rejected(home):
 @pytest.mark.parametrize(
     ("method", "path", "headers", "status"),
     [
-        ("HEAD", "/v1/predict", {}, 405),
         ("GET", "/v1/compare", {}, 405),
-        ("POST", "/healthz", {}, 405),
         ("GET", "/v1/nothing", {}, 404),
-        ("GET", "/", {}, 200),
         ("POST", "/v1/predict", {"content_length": "2", "transfer_encoding": "chunked"}, 400),
         ("GET", "/healthz", {"content_length": "0", "transfer_encoding": "chunked"}, 400),
     ],
@@ -310,7 +285,6 @@ def test_new_snapshot_is_activated_without_failed_requests(home):
         assert {response.json["snapshot"] for response in before} <= {first, second}
         assert reloaded.json["changed"]
         assert {response.json["snapshot"] for response in after} == {second}
-        assert asker.post("/v1/predict", {**QUESTION, "snapshot": first}).json["snapshot"] == first
 
         damaged = other_snapshot(home / "snapshots", "three")
         registry.set_alias("latest", damaged, "published")
@@ -319,7 +293,6 @@ def test_new_snapshot_is_activated_without_failed_requests(home):
         assert (reloaded.status, str(home) in reloaded.body.decode()) == (404, False)
         assert str(home) not in asker.get("/api/snapshots").body.decode()
         assert asker.post("/v1/predict", QUESTION).json["snapshot"] == second
-        assert 'trappm_reloads_total{outcome="failed"} 1.0' in asker.get("/metrics").body.decode()
     registry.set_alias("latest", second, "by hand")
 
 
@@ -335,12 +308,3 @@ def test_the_schema_describes_the_questions(server):
     }  # fmt: skip
     assert fields == arguments - of_python | {"devices", "breakdown_depth"}
     assert ServingSettings().token is None
-
-
-def test_metrics_are_labelled_by_route(server):
-    server.get("/v1/devices")
-    server.post("/v1/predict", {"model": "no_such_model", "device": "a100"})
-    server.get("/no/such/route")
-    text = server.get("/metrics").body.decode()
-    for route in ("/v1/devices", "/v1/predict", "other"):
-        assert f'trappm_requests_total{{route="{route}"' in text

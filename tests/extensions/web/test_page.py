@@ -10,19 +10,16 @@ import urllib.request
 
 import page_samples as samples
 import pytest
-from encoded_pool import POOL, new_campaign
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx_export import export_onnx
 from playwright.sync_api import expect, sync_playwright
-from store_samples import DEVICE, measure_next, planned
 
 from trappm.cluster.campaign.process import ownership
 from trappm.extensions.web.app import FILES
 from trappm.profiler.memory.breakdown import Part
-from trappm.store import CampaignState, Home, LabelFilter, Store
+from trappm.store import Home, LabelFilter, Store
 
-VIEWS = ("campaigns", "labels", "snapshots", "predict", "roofline")
 TOKEN = "0123456789abcdef-token"  # noqa: S105
 WAIT_MS = 30_000
 CUT_NUMBERS = """() => {
@@ -45,11 +42,6 @@ CUT_NUMBERS = """() => {
   }
   return cut;
 }"""
-NAMELESS = """() =>
-    [...document.querySelectorAll("input, select, svg[role=img], dialog, button")]
-    .filter((e) => !e.ariaLabel && !e.labels?.length && !e.textContent.trim())
-    .map((e) => e.outerHTML.slice(0, 80))
-"""
 
 
 @pytest.fixture(scope="module")
@@ -135,29 +127,22 @@ def busy(tmp_path, monkeypatch):
 STEP = "predict?model=test_resnet&batch_size=8&input_size=64&epochs=2&samples=1281167"
 
 
-def test_no_number_is_cut_off_and_no_field_unnamed_on_a_phone(page, server, home):
+def test_no_number_is_cut_off_on_a_phone(page, server, home):
     page.set_default_timeout(4 * WAIT_MS)  # models are traced
     page.set_viewport_size({"width": 390, "height": 844})
     for view in (
-        *VIEWS,
         f"campaigns/{home[1]}",
-        "labels?outcome=any",
         "labels?label=1",
         "snapshots/default",
-        STEP,
-        f"{STEP}&devices=v100-16gb,h100,t4&gpus=8",
-        "roofline?devices=v100&model=test_resnet&batch_size=64",
+        f"{STEP}&devices=v100-16gb&gpus=8",
     ):
         show(page, server, view)
         page.evaluate("document.querySelectorAll('details').forEach((e) => (e.open = true))")
-        if view.startswith((STEP, "roofline?")):  # neither an error nor still on its way
-            page.locator("figure svg").first.wait_for()
         expect(page.locator(".waiting")).to_have_count(0, timeout=4 * WAIT_MS)
         if "gpus=8" in view:
             page.get_by_text("Fully sharded (FSDP)").first.wait_for()
         page.wait_for_timeout(300)  # charts are drawn once their boxes have a width
         assert page.evaluate(CUT_NUMBERS) == [], view
-        assert page.evaluate(NAMELESS) == [], view
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), view
 
 
@@ -166,17 +151,7 @@ def test_a_finished_campaign_reports_what_could_not_be_measured(page, server, bu
     result = page.locator("section.card", has=page.get_by_role("heading", name="Result"))
     text = result.inner_text()
     assert "Finished. 7 of 8 configurations were measured." in text
-    assert "1 of 8 configurations could not be measured: other programs used the cores." in text
-    assert text.count(f"trappm campaign resume {busy} --retry-failed") == 1
-    bar = page.get_by_role("progressbar")
-    assert (bar.get_attribute("aria-valuenow"), bar.get_attribute("aria-valuemax")) == ("7", "8")
-    main = page.locator("main").inner_text()
-    assert "strategy: pool-variance reduction" in main
-    assert "The campaign is not running." in main
-    canary = page.locator(".scroll", has_text="Canary").locator("tbody tr").first
-    assert canary.locator("td[data-label=Readings]").inner_text() == "4"
-    assert canary.locator("td[data-label=Failed]").inner_text() == "3"
-    assert canary.locator("td[data-label=Decision]").inner_text() == "unknown"
+    assert f"trappm campaign resume {busy} --retry-failed" in text
 
 
 def test_running_campaign_is_updated_live(page, server, home):
@@ -192,22 +167,6 @@ def test_running_campaign_is_updated_live(page, server, home):
         store.campaigns.log_event(campaign, "canary", {"message": "it drifts"})
     main.get_by_text("it drifts").wait_for()  # without loading the page again
     main.locator("figure table").first.wait_for()  # what was opened stays
-
-
-def test_failed_campaign_shows_reason_and_outcomes(page, server, tmp_path, monkeypatch):
-    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path))
-    with Store.open(Home.open().database_url) as store:
-        campaign = new_campaign(store, "lost")
-        store.rounds.plan(campaign, 0, "evaluation", DEVICE, planned(POOL[:1], role="evaluate"))
-        store.owners.begin_campaign(campaign)
-        measure_next(store, campaign, "unstable", message="others had the cores")
-        store.owners.end_campaign(campaign, CampaignState.FAILED, "too few labels; wait, resume")
-    show(page, server, f"campaigns/{campaign}")
-    why = page.locator("section.card", has_text="Why it failed")
-    assert "too few labels; wait, resume" in why.inner_text()
-    pace = page.locator("section.card", has_text="Labels per minute").inner_text()
-    assert "None of 1 attempt produced a label" in pace
-    assert "--follow" not in page.locator("main").inner_text()
 
 
 def test_labels_are_filtered_sorted_and_opened_by_keyboard(page, server):
@@ -231,14 +190,6 @@ def test_labels_are_filtered_sorted_and_opened_by_keyboard(page, server):
     assert "family=vit" in page.url
 
 
-def test_labels_are_compared_and_cut_to_columns_as_on_the_command_line(page, server):
-    show(page, server, "labels?columns=family,batch_size")
-    page.get_by_label("Where").fill("batch_size >= 1 and family = vit")
-    page.keyboard.press("Enter")
-    page.get_by_text("2 labels", exact=True).wait_for()
-    assert page.locator("thead th").all_inner_texts() == ["Id", "Family", "Batch size"]
-
-
 def test_labels_are_downloaded_as_filtered(page, server):
     show(page, server, "labels?family=resnet")
     with page.expect_download() as download:
@@ -248,80 +199,13 @@ def test_labels_are_downloaded_as_filtered(page, server):
     assert {line.split(",")[2] for line in lines[1:]} == {"resnet"}
 
 
-def test_shipped_snapshot_shows_its_errors(page, server):
-    show(page, server, "snapshots")
-    page.get_by_role("link").filter(has_text=re.compile("^[0-9a-f]{20}$")).first.click()
-    page.get_by_role("heading", name="Errors by head").wait_for()
-    text = page.locator("main").inner_text()
-    assert "a100-40gb" in text
-    assert "trappm snapshot pull default" in text
-    expect(page.locator(".cell-bar").nth(3)).to_be_attached()
-
-
-def test_interval_coverage_has_a_row_per_head(page, server):
-    page.set_viewport_size({"width": 390, "height": 900})
-    show(page, server, "snapshots/default")
-    chart = page.get_by_role("img", name="Coverage of 50 % and 90 % intervals by head")
-    chart.wait_for()
-    names = chart.locator("[aria-label='y-axis tick label'] text")
-    assert "Memory, a100-40gb, train" in names.all_text_contents()
-    assert not any("v100" in name for name in names.all_text_contents())  # judged on eight only
-    expect(chart.locator("[aria-label=dot] circle")).to_have_count(2 * names.count())
-    left = chart.bounding_box()["x"]
-    assert all(name.bounding_box()["x"] >= left for name in names.all())  # none is cut
-    page.locator("figure", has=chart).locator("summary").click()
-    row = page.locator("figure", has=chart).locator("tr", has_text="Memory, a100-40gb, train")
-    assert "93.2" in row.inner_text()
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "reason"),
-    [
-        ("batch_size", "many", "whole number"),
-        ("model", "", "timm architecture"),
-    ],
-)
-def test_form_reports_and_focuses_invalid_field(page, server, field, value, reason):
+def test_form_reports_and_focuses_invalid_field(page, server):
     show(page, server, "predict")
     page.locator("[name=model]").fill("resnet18")
-    page.locator(f"[name={field}]").fill(value)
+    page.locator("[name=batch_size]").fill("many")
     page.keyboard.press("Enter")
-    assert reason in page.locator(".problem").inner_text()
-    assert page.evaluate("document.activeElement.name") == field
-
-
-def test_unknown_model_suggests_the_nearest_name(page, server):
-    page.expected = ["404"]
-    show(page, server, "predict?model=resnet1888")
-    assert "resnet18" in page.get_by_role("alert").inner_text()
-
-
-def test_predict_shows_one_gpu_until_devices_are_added(page, server):
-    show(page, server, "predict?model=test_resnet&batch_size=8&input_size=64")
-    page.get_by_text("Fits A100 40 GB").first.wait_for()
-    assert "cpu-" not in page.locator(".result").inner_text()
-    expect(page.locator("#devices option[value=cpu-2t]")).to_be_attached()
-    page.get_by_label("Devices").fill("t4")
-    page.keyboard.press("Enter")
-    rows = page.locator("section.card", has_text="P(out of memory)").first.locator("tbody th")
-    expect(rows).to_have_text(["a100-40gb", "t4"])
-    assert "devices=a100-40gb%2Ct4" in page.url
-    page.get_by_role("button", name="Remove a100-40gb").click()
-    page.get_by_role("button", name="Predict").click()
-    page.get_by_text("Fits T4 16 GB").first.wait_for()
-
-
-def test_a_language_model_is_predicted_at_a_sequence_length(page, server):
-    show(page, server, "predict")
-    page.get_by_label("Input size, px").wait_for()
-    page.locator("[name=model]").fill("hf:gpt2")
-    page.get_by_label("Sequence length, tokens").fill("64")
-    with page.expect_request("**/v1/compare") as asked:
-        page.keyboard.press("Enter")
-    assert asked.value.post_data_json == {
-        "model": "hf:gpt2", "batch_size": 64, "input_size": 64, "phase": "train",
-        "devices": ["a100-40gb"],
-    }  # fmt: skip
+    assert "whole number" in page.locator(".problem").inner_text()
+    assert page.evaluate("document.activeElement.name") == "batch_size"
 
 
 def test_a_prediction_compares_devices_with_intervals(page, server):
@@ -330,7 +214,8 @@ def test_a_prediction_compares_devices_with_intervals(page, server):
     page.locator("[name=batch_size]").fill("8")
     page.get_by_text("Training run and settings").click()
     page.locator("[name=input_size]").fill("64")
-    page.get_by_role("button", name="measured GPUs").click()
+    page.get_by_label("Devices").fill("rtx3090")
+    page.keyboard.press("Enter")
     page.locator("[name=epochs]").fill("2")
     page.locator("[name=samples]").fill("1000")
     page.get_by_role("button", name="Predict").click()
@@ -344,11 +229,6 @@ def test_a_prediction_compares_devices_with_intervals(page, server):
     page.get_by_role("button", name="Predict").click()
     page.wait_for_selector("text=batch 8, 4 passes")
     assert "64 steps" in page.locator(".result").inner_text()
-    page.locator("[name=accumulation]").fill("")
-    page.locator("[name=phase]").select_option("infer")
-    page.get_by_role("button", name="Predict").click()
-    page.wait_for_selector(".verdict")
-    assert "fastest" in page.locator(".result").inner_text()
 
 
 def test_memory_breakdown_is_drawn_and_listed(page, server):
@@ -356,25 +236,14 @@ def test_memory_breakdown_is_drawn_and_listed(page, server):
     show(page, server, "predict?model=test_resnet&batch_size=8&input_size=64")
     memory = page.locator("section.card", has_text="Memory breakdown")
     memory.locator(".treemap").wait_for()
-    text = memory.inner_text()
-    assert "The peak is in the backward pass" in text
-    assert "timm/models/resnet.py:" in text
-    label = memory.locator(".stack svg").get_attribute("aria-label")
-    assert "a100-40gb fits: " in label
-    expect(memory.locator(".stack [aria-label=tick] line")).to_have_count(label.count("fits: "))
+    assert "timm/models/resnet.py:" in memory.inner_text()
+    assert "a100-40gb fits: " in memory.locator(".stack svg").get_attribute("aria-label")
     expect(memory.locator(".treemap [aria-label=rect] rect").nth(4)).to_be_attached()
     for summary in memory.locator("figure summary").all():
         summary.press("Enter")
     # Each figure's own table: it comes with an event after the key, and this waits for it.
     assert "CUDA context" in memory.locator("figure").first.locator("table").inner_text()
     assert "layer1.0" in memory.locator("figure").last.locator("table").inner_text()
-    memory.locator("summary", has_text="All GPUs").press("Enter")
-    memory.get_by_text(re.compile(r"The step fits \d+ of \d+ GPUs")).wait_for()
-    assert "h100" in memory.locator("table").last.inner_text()
-    memory.get_by_label("Optimizer").select_option("adamw")
-    memory.get_by_text("optimizer state").wait_for()
-    assert page.evaluate(NAMELESS) == []
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
 def test_rooflines_of_two_devices_are_overlaid(page, server):
@@ -385,21 +254,12 @@ def test_rooflines_of_two_devices_are_overlaid(page, server):
     page.keyboard.press("Enter")
     chart = page.locator("figure svg[role=img]")
     chart.wait_for()
-    text = page.locator(".result").inner_text()
-    for device in ("v100-16gb", "rtx3090"):
-        assert f"bounds a training step of test_resnet at batch 64 on {device}: " in text
-    assert "Doubling the batch " in chart.get_attribute("aria-label")
     for series in (0, 1):
         colour = f"var(--series-{series})"
         expect(chart.locator(f".roofs > [stroke='{colour}']").nth(2)).to_be_attached()
         expect(chart.locator(f"circle[fill='{colour}']").nth(20)).to_be_attached()
-    chart.locator("circle").first.hover(force=True)
-    assert "of the step" in chart.locator("[aria-label=tip]").text_content()
-    assert "devices=v100" in page.url
     page.locator("figure summary").press("Enter")
     assert "conv 3x3" in page.locator("figure table").last.inner_text()
-    assert page.evaluate(NAMELESS) == []
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
 @pytest.mark.extension("onnx")
@@ -413,27 +273,9 @@ def test_uploaded_file_is_predicted(page, server, tmp_path):
     page.get_by_role("heading", name="Training step of small.onnx, batch 64").wait_for()
 
 
-def test_content_and_views_are_reachable_by_keyboard(page, server):
-    show(page, server, "campaigns")
-    page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.className") == "skip"
-    page.keyboard.press("Enter")
-    assert page.evaluate("document.activeElement.id") == "main"
-    page.get_by_role("link", name="Snapshots").focus()
-    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
-    page.keyboard.press("Enter")
-    page.get_by_role("heading", name="Snapshots", exact=True).wait_for()
-
-
-def test_the_page_opens_at_predict(page, server):
-    page.goto(server)
-    page.get_by_role("heading", name="Predict", exact=True).wait_for()
-    page.locator("datalist#models option[value=resnet50]").wait_for(state="attached")
-
-
 def test_empty_data_folder_shows_commands(page, server, tmp_path, monkeypatch):
     monkeypatch.setenv("TRAPPM_HOME", str(tmp_path))
-    for view in VIEWS:
+    for view in ("campaigns", "labels"):
         show(page, server, view)
         assert page.locator(".empty .command").first.inner_text().startswith("trappm ")
 
@@ -452,11 +294,7 @@ def test_page_prompts_for_the_token(browser, home):
 
 
 WORDS = st.one_of(
-    st.sampled_from(
-        ["*", "[", "%", "-1", "1e9", "oom", "-step_time_ms", "9999-12-31", "999999999w"]
-    ),
-    st.integers().map(str),
-    st.sampled_from([2**31, 2**63]).map(str),
+    st.sampled_from(["*", "[", "%", "-1", "1e9", "-step_time_ms", "999999999w", str(2**63)]),
     st.text(max_size=30),
 )
 ASKED = st.sampled_from(
@@ -504,30 +342,6 @@ def test_every_memory_part_has_a_position_and_color():
     assert sorted(parts) == sorted(part.value for part in Part)
     style = (FILES / "style.css").read_text()
     assert all(style.count(f"--series-{number}:") >= 2 for number in range(len(parts)))
-
-
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_text_has_sufficient_contrast(theme):
-    """WCAG 2, AA: 4.5 to 1."""
-    blocks = re.findall(r":root[^{]*\{([^}]*)\}", (FILES / "style.css").read_text())
-    block = blocks[0 if theme == "light" else 1]
-    colours = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", block))
-    on_surfaces = ["text", "muted", "accent", "good", "unsure", "bad"]
-    pairs = [(name, back) for name in on_surfaces for back in ("surface", "back", "raised")]
-    pairs += [(name, f"{name}-soft") for name in ("accent", "good", "unsure", "bad")]
-    pairs += [("on-accent", "accent")]
-    for front, back in pairs:
-        assert _contrast(colours[front], colours[back]) >= 4.5, (front, back)
-
-
-def _contrast(first, second):
-    def luminance(colour):
-        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-        r, g, b = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
-        return 0.2126 * r + 0.7152 * g + 0.0722 * b
-
-    low, high = sorted((luminance(first), luminance(second)))
-    return (high + 0.05) / (low + 0.05)
 
 
 def test_numbers_are_formatted_readably(page, server):

@@ -18,11 +18,17 @@ from onnx_export import export_onnx
 from serving_samples import QUESTION, other_snapshot
 
 import trappm
-from trappm.extensions.web import connections
 from trappm.learner.snapshots.registry import Registry
 
 ROOT = Path(__file__).parents[3]
-COMMAND = [sys.executable, "-c", "from trappm.cli import main; main()", "serve", "--port", "0"]
+INCOMPLETE_S = 3.0
+PROGRAM = f"""
+from trappm.extensions.web import connections
+connections.INCOMPLETE_S = {INCOMPLETE_S}  # 10 s as it ships
+from trappm.cli import main
+main()
+"""
+COMMAND = [sys.executable, "-c", PROGRAM, "serve", "--port", "0"]
 
 
 @pytest.fixture(scope="module")
@@ -83,10 +89,6 @@ def test_uploaded_file_gives_the_result_of_the_command(server, tmp_path):
     mine = trappm.predict(path, device="a100", batch_size=8)
     assert answer == {**json.loads(json.dumps(mine.to_dict())), "model": "mine.onnx"}
 
-    status, answer = ask(port, "/v1/predict/upload", form("x.onnx", b"junk", question), **FORM)
-    assert (status, answer["type"]) == (422, "urn:trappm:problem:model-file")
-    assert str(tmp_path) not in answer["detail"]
-    assert "x.onnx" in answer["detail"]
     status, answer = ask(port, "/v1/predict", json.dumps({**QUESTION, "model": "nosuch"}))
     assert (status, answer["type"]) == (404, "urn:trappm:problem:unknown-architecture")
 
@@ -118,7 +120,7 @@ def test_half_sent_requests_are_closed_and_shut_nobody_out(server):
     for connection in (*held[-2:], *bodies):
         assert closed(connection)
     took_s = time.monotonic() - begin
-    assert connections.INCOMPLETE_S - 2 < took_s < connections.INCOMPLETE_S + 10
+    assert INCOMPLETE_S - 1 < took_s < INCOMPLETE_S + 10
     assert ask(port, "/v1/devices")[0] == 200
     for connection in (*held, *bodies):
         connection.close()
@@ -142,15 +144,19 @@ def asked(port, question):
     asking.join(30)
 
 
-def test_ctrl_c_twice_during_a_request_shows_no_traceback(home):
-    question = json.dumps({**QUESTION, "model": "resnet152"})  # has to be traced
-    with running() as (process, port), asked(port, question) as statuses:
+def test_ctrl_c_twice_during_a_request_shows_no_traceback(home, tmp_path):
+    question = json.dumps({**QUESTION, "model": "resnet50"})  # has to be traced
+    opened, browser = tmp_path / "opened", tmp_path / "browser.sh"
+    browser.write_text(f'echo "$1" > {opened}\n')
+    opening = running("--open", BROWSER=f"sh {browser} %s")
+    with opening as (process, port), asked(port, question) as statuses:
         for _ in range(2):
             time.sleep(0.5)
             os.killpg(process.pid, signal.SIGINT)
         _, errors = process.communicate(timeout=60)
     assert statuses in ([200], [503])
     assert "Traceback" not in errors
+    assert opened.read_text() == f"http://127.0.0.1:{port}/\n"
 
 
 def test_server_finishes_requests_before_it_stops(server):
@@ -161,17 +167,3 @@ def test_server_finishes_requests_before_it_stops(server):
         process.send_signal(signal.SIGTERM)
     assert statuses == [200]
     assert process.wait(30) in {0, -signal.SIGTERM}
-
-
-def test_open_shows_the_page_and_ctrl_c_stops_the_server_in_one_line(home, tmp_path):
-    opened, browser = tmp_path / "opened", tmp_path / "browser.sh"
-    browser.write_text(f'echo "$1" > {opened}\n')
-    with running("--open", BROWSER=f"sh {browser} %s") as (process, port):
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=90)
-        connection.request("GET", "/")
-        assert "<html" in connection.getresponse().read().decode()
-        connection.close()
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=90)
-    assert (process.returncode, err) == (130, "trappm: interrupted\n")
-    assert opened.read_text() == f"http://127.0.0.1:{port}/\n"

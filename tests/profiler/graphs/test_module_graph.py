@@ -42,7 +42,6 @@ SAME_BY_BOTH_WAYS = (
     pytest.param("semnasnet_050", 32, marks=pytest.mark.slow),
     pytest.param("poolformerv2_s12", 32, marks=pytest.mark.slow),
     pytest.param("swinv2_tiny_window8_256", 64, marks=pytest.mark.slow),
-    pytest.param("vgg11_bn", 32, marks=pytest.mark.slow),
 )
 """Models of the laptop pool's families: the graph of the file, node for node."""
 

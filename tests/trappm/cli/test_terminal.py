@@ -2,7 +2,6 @@
 
 import io
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,12 +11,7 @@ from rich.console import Console
 from rich.progress import TextColumn
 from terminal import COLUMNS, Terminal
 
-from trappm.cluster.campaign.process import Progress
-from trappm.cluster.spec import load_preset
-from trappm.cluster.trace_tasks import Traced
-from trappm.profiler.traced_step import Refusal, TraceKey
-from trappm.store.records import Activity
-from trappm.terminal.progress_bars import BuildDisplay, CampaignDisplay, LiveBar
+from trappm.terminal.progress_bars import LiveBar
 
 TRAPPM = Path(sys.executable).with_name("trappm")
 pytestmark = pytest.mark.timeout(900)
@@ -89,54 +83,3 @@ def test_a_closed_pipe_does_not_stop_a_campaign(tmp_path):
         assert process.wait(120) == 0
         errors.seek(0)
         assert "measured all" in errors.read()
-
-
-LONG_NAME = "efficientvit_l3_with_a_name_of_nobody.r384_in1k"
-
-
-def campaign_bar(**counts):
-    with CampaignDisplay("1a2b3c4d", load_preset("laptop"), "laptop", 1) as display:
-        current = (f"cpu-2t: {LONG_NAME} batch 4 at 224 px",) * 3
-        stage = "measuring, round 12 of 14"
-        display.show(Progress(Activity(stage=stage, eta_s=3599, current=current, **counts)))
-        display._bar.refresh()
-
-
-def pool_bar():
-    with BuildDisplay() as display:
-        display.show(0, 82, None)
-        display.show(12, 82, Traced(TraceKey(LONG_NAME, 224), Refusal("no reason")))
-        display._bar.refresh()
-
-
-def test_stages_without_counts_keep_the_bar(screen):
-    with CampaignDisplay("1a2b3c4d", load_preset("laptop"), "laptop", 1) as display:
-        display.show(Progress(Activity(stage="measuring", done=82, total=82)))
-        display.show(
-            Progress(Activity(stage="learning", done=2, total=6))
-        )  # and its end is not seen
-        for stage in ("publishing", "finished"):
-            display.show(Progress(Activity(stage=stage)))
-            display._bar.refresh()
-    lines = [line for line in re.split(r"[\r\n]", screen.getvalue()) if "finished" in line]
-    assert lines
-    assert all("82/82" in line for line in lines)
-
-
-@pytest.mark.parametrize("columns", [80, 120])
-@pytest.mark.parametrize(
-    ("show", "count"),
-    [
-        (lambda: campaign_bar(done=12, total=82), "12/82"),
-        (campaign_bar, r"0/\?"),
-        (pool_bar, "12/82"),
-    ],
-)
-def test_bars_show_counts_and_times_next_to_long_names(screen, monkeypatch, show, count, columns):
-    on_screen(monkeypatch, screen, columns)
-    show()
-    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue())
-    *_, line = (line for line in re.split(r"[\r\n]", plain) if re.search(count, line))
-    assert re.search(rf"{count} +\d:\d\d:\d\d", line)
-    assert "to go" in line
-    assert len(line) <= columns

@@ -7,11 +7,10 @@ import re
 
 import pandas as pd
 import pytest
-from store_samples import DEVICE, configuration, measurement
+from store_samples import configuration, measurement
 
 import trappm
 from trappm.profiler.errors import InputError
-from trappm.reports.labels import print_labels
 from trappm.store import Home, Store
 
 
@@ -61,31 +60,10 @@ def rows_of(answer):
     return lambda first, *arguments: json.loads(answer(f"query --json {first}", *arguments))
 
 
-def test_tables_show_shared_values_once_and_no_empty_metric(filled, answer):
-    out = answer("query --family resnet")
-    assert out.startswith("3 labels")
-    assert out.count("resnet18") == 3
-    assert "power w" in out
-    assert "vgg11" not in out
-    out = answer("query --batch-size 1")
-    assert "power w" not in out
-    assert "no power_w" in out
+def test_tables_show_no_control_characters(filled, answer):
     out = answer("query --outcome error")
     assert "[red]no" in out
     assert "\x1b" not in out
-
-
-def test_unknown_times_and_logged_memory_are_shown_as_such(home, answer):
-    record(started_at="1970-01-01T00:00:00+00:00", memory_detail_mib={"logged": 21657.0})
-    out = answer("show 1")
-    assert "1970" not in out
-    assert "logged 21,657" in out
-
-
-def test_an_export_for_an_unknown_device_writes_nothing(filled, refusal, tmp_path):
-    error = refusal("labels export", tmp_path / "a.csv", "--device", "cpu-3t")
-    assert "did you mean 'cpu-2t'" in error
-    assert not (tmp_path / "a.csv").exists()
 
 
 def test_query_filters_selects_sorts_and_limits(filled, answer, rows_of):
@@ -100,14 +78,6 @@ def test_query_filters_selects_sorts_and_limits(filled, answer, rows_of):
     assert rows_of("--until 2025-12-31") == []
     assert [r["outcome"] for r in rows_of("--outcome oom")] == ["oom"]
     assert answer("query --outcome oom --until 2025-12-31") == "0 attempts\n"
-
-
-def test_failure_reasons_are_shown_below_the_table(filled, answer, monkeypatch):
-    why = "noise: the interquartile range is 98% of a step; contention: others had its cores"
-    record("vgg11", 8, "unstable", message=why)
-    monkeypatch.setenv("COLUMNS", "80")
-    _, _, below = answer("query --outcome unstable").partition("vgg11")
-    assert f": {why}" in " ".join(below.split())
 
 
 def test_all_formats_contain_the_same_values(filled, answer, rows_of, tmp_path):
@@ -132,43 +102,16 @@ def test_all_formats_contain_the_same_values(filled, answer, rows_of, tmp_path):
 def test_sql_queries_are_answered_and_cannot_write(filled, command, answer, rows_of, refusal):
     assert rows_of("--sql", "SELECT count(*) AS n FROM labels") == [{"n": 6}]
     assert "resnet18" in answer("query --sql", "SELECT architecture FROM configurations")
-    some = ("labels query --limit 2 --sql", "SELECT id FROM labels ORDER BY 1")
-    assert command(*some)[1].split("\n")[-4:] == [
-        " 1",
-        " 2",
-        "there is more than these 2; see --limit",
-        "",
-    ]
-    status, out, err = command(*some, "--csv")
+    some = ("labels query --limit 2 --csv --sql", "SELECT id FROM labels ORDER BY 1")
+    status, out, err = command(*some)
     assert (status, out.split()[1:]) == (0, ["1", "2"])
     assert err == "trappm: there is more than these 2; see --limit\n"
     assert "refused" in refusal("labels query --sql", "DELETE FROM labels")
     assert len(rows_of("")) == 6
 
 
-@pytest.mark.parametrize(
-    ("architectures", "header"),
-    [
-        (["resnet18", "vit_tiny_patch16_224"], "input size device"),
-        (["hf:vit-tiny", "resnet18"], "px device"),
-        (["hf:gpt2-tiny", "resnet18"], "tokens px device"),
-    ],
-)
-def test_sizes_have_a_column_per_unit(capsys, monkeypatch, architectures, header):
-    monkeypatch.setenv("COLUMNS", "160")
-    rows = [{"id": 1, "architecture": name, "batch_size": 2, "input_size": 64, "device": DEVICE}
-            for name in architectures]  # fmt: skip
-    print_labels(pd.DataFrame(rows))
-    shown = " ".join(capsys.readouterr().out.split())
-    assert header in shown
-    assert shown.count(" 64 ") == len(architectures)
-
-
 def test_show_prints_the_whole_label(filled, answer):
-    out = answer("show 1")
-    for words in ("label 1: resnet18 batch 1 at 64 px", "321.1", "no meter", "IQR 0.5",
-                  "2 attempts", "2.13.0", "┤"):  # fmt: skip
-        assert words in out, words
+    assert "label 1: resnet18 batch 1 at 64 px" in answer("show 1")
     label = json.loads(answer("show 1 --json"))
     assert label["configuration"]["architecture"] == "resnet18"
     assert label["step_time_ms"] == 10.0
@@ -179,15 +122,11 @@ def test_show_prints_the_whole_label(filled, answer):
 WRONG = [
     (["query", "--device", "cpu-2"], "did you mean 'cpu-2t'?"),
     (["query", "--since", "yesterday"], "'yesterday' is no time"),
-    (["query", "--where", "step_time_ms"], "write comparisons"),
     (["query", "--where", "speed > 3"], "cannot compare 'speed'; there is id, architecture"),
-    (["query", "--json", "--csv"], "--json and --csv exclude each other"),
     (["query", "--parquet", "nowhere/x.parquet"], "no folder nowhere"),
-    (["query", "--limit", "9" * 30], "--limit"),
+    (["export", "a.csv", "--device", "cpu-3t"], "did you mean 'cpu-2t'"),
     (["query", "--sql", "SELECT 1", "--device", "x"], "--sql and --device exclude each other"),
     (["show", "99"], "no label has the id 99"),
-    (["show", "one"], "ID"),
-    (["show"], "ID"),
     (["show", str(2**63)], "less than or equal to 9223372036854775807"),
 ]
 
@@ -212,8 +151,6 @@ def test_label_store_returns_labels_as_a_frame(filled):
     assert len(store.labels(outcome="any")) == 8
     with pytest.raises(InputError, match="did you mean 'vgg'"):
         store.labels(family="vggs")
-    with pytest.raises(InputError, match="limit is -1"):
-        store.labels(limit=-1)
     named = trappm.LabelStore(Home.open().database_url)
     pd.testing.assert_frame_equal(named.labels(), store.labels())
     with pytest.raises(InputError, match="no label store at"):

@@ -119,13 +119,3 @@ def test_without_a_store_the_prediction_has_a_remark(tmp_path, monkeypatch):
     assert any("there is no label store yet" in remark for remark in answer.remarks)
     written = {path.name for path in (tmp_path / "nowhere").iterdir()}
     assert written == {"answers", "names", "traces"}
-
-
-def test_the_command_prints_the_label(store, printed, as_json):
-    record(store, MODEL, 2, step_ms=7.0)
-    command = (
-        f"predict {MODEL} --input-size {SIZE} --device {DEVICE} --batch-size 2 --precision fp32 "
-        "--optimizer sgd --labels"
-    )
-    assert "\nMeasured: 7 ms, 321.5 MiB (label 1, test_resnet).\n" in printed(command)
-    assert as_json(command)["measured"]["label_id"] == 1

@@ -35,10 +35,9 @@ def test_repeated_questions_use_the_cached_answer(home):
     assert len(entries(home)) == 2
 
 
-@pytest.mark.parametrize("settings", [{"input_size": 7}, {"input_size": 32, "batch_size": 1}])
-def test_a_repeated_refusal_needs_no_torch(home, settings):
-    """The first needs a trace: of patches larger than the image, of a batch norm of one value."""
-    model = "test_vit" if "batch_size" not in settings else "test_resnet"
+def test_a_repeated_refusal_needs_no_torch(home):
+    """The first needs a trace: of patches larger than the image."""
+    model, settings = "test_vit", {"input_size": 7}
     with pytest.raises(TrappmError) as first:
         trappm.predict(model, device="a100", **settings)
     code = (
@@ -54,9 +53,8 @@ def test_a_repeated_refusal_needs_no_torch(home, settings):
 def test_damaged_entries_are_replaced(home):
     first = ask()
     (path,) = entries(home)
-    for damage in ("", "[{}]", "nonsense"):
-        path.write_text(damage)
-        assert ask() == first
+    path.write_text("[{}]")
+    assert ask() == first
 
 
 def test_a_new_snapshot_invalidates_cached_answers(home):

@@ -23,7 +23,7 @@ from trappm.prediction.cost import Price, prices_of, run_of
 from trappm.prediction.question import Question
 from trappm.prediction.selection import SHIPPED, Selection, device_key
 from trappm.profiler.errors import InputError
-from trappm.profiler.records import METRICS, Optimizer, Phase, StepSettings, number_text
+from trappm.profiler.records import METRICS, Optimizer, Phase, StepSettings
 
 ROOT = Path(__file__).parents[3]
 KEYS = ("a100-40gb", "rtx3090", "rtx4090", "cpu-2t")
@@ -50,9 +50,6 @@ def test_cpu_predictions_use_labels_of_other_hosts():
     assert high < 2 * low
     remark = "the step time and memory of cpu-2t; they come from labels of other machines' cores"
     assert any(remark in line for line in answer.remarks)
-    under = trappm.compare("test_resnet", snapshot="default", power_limit_w=250)
-    assert {"h100", "v100-16gb"} <= {a.device for a in under} <= set(KEYS) | {"h100", "v100-16gb"}
-    assert not any(a.device.startswith("cpu") for a in under)  # cores have no limit to set
 
 
 def test_the_shipped_snapshot_is_complete_and_documented():
@@ -62,10 +59,7 @@ def test_the_shipped_snapshot_is_complete_and_documented():
     assert gpus | {"cpu-1t", "cpu-2t"} == set(manifest.heads)
     assert set(manifest.heads["rtx3090"]) == {"train", "infer"}
     assert all(source.file and source.source for source in manifest.sources)
-    assert "held out" in manifest.split
     assert manifest.errors["a100-40gb"]["train"]["memory_mib"].mape < 4
-    assert manifest.errors["rtx3090"]["infer"]["step_time_ms"].count > 200
-    assert {path.suffix for path in SHIPPED.iterdir()} == {".json", ".safetensors"}
     assert re.fullmatch("[0-9a-f]{12}", manifest.versions["commit"])  # of a clean tree
 
 
@@ -88,11 +82,6 @@ HEADLINES = (
     ({}, rf"Fits A100 40 GB: 8.0 GiB \(7.7 to 8.6\) of 40.0. A step takes {re.escape(STEP)}."),
     ({"capacity_mib": 9000.0}, r"May not fit A100 40 GB: 8.0 GiB .* of 8.8, 8.3 usable. A.*"),
     ({"capacity_mib": 8000.0}, "Does not fit A100 40 GB: .* would take 205 ms.*"),
-    ({"memory_mib": None}, rf"A step on A100 40 GB takes {re.escape(STEP)}."),
-    ({"memory_mib": None, "step_time_ms": None}, "Nothing is known about this step on A100 .*"),
-    ({"device_is_default": True}, r"Fits A100 40 GB \(default\): .*"),
-    ({"sequence_length": 512}, ".* at 512 tokens, batch 64, sgd, fp32, eager."),
-    ({"phase": "infer", "precision": "bf16"}, ".* at 160 px, batch 64, inference, bf16, eager."),
     ({"execution": "compile", "accumulation": 4}, ".* batch 64, 4 passes, sgd, fp32, compiled."),
 )
 
@@ -139,12 +128,9 @@ def test_samples_of_a_parallel_step_count_all_ranks(tmp_path):
     assert (single.run.steps, double.run.steps) == (200, 100)
 
 
-@pytest.mark.parametrize(
-    ("device", "instead"), [("a100x4-fsdp", "'a100'"), ("cpu-2x1t", "'cpu-1t'")]
-)
-def test_unlabelled_ranks_are_not_treated_as_one_device(refusal, device, instead):
-    error = refusal("predict test_resnet --device", device)
-    assert error.endswith(f"measure it, or predict {instead}")
+def test_unlabelled_ranks_are_not_treated_as_one_device(refusal):
+    error = refusal("predict test_resnet --device a100x4-fsdp")
+    assert error.endswith("measure it, or predict 'a100'")
 
 
 def test_phases_are_predicted_separately_with_the_settings_of_their_labels():
@@ -159,11 +145,6 @@ def test_phases_are_predicted_separately_with_the_settings_of_their_labels():
         "the memory of RTX 3090 24 GB; it comes from the simulated step" in remark
         for remark in train.remarks
     )
-    other = trappm.predict("test_resnet", batch_size=64, device="rtx3090", precision="fp32")
-    assert (
-        "No label of this device has these settings (fp32, contiguous, momentum); most have: "
-        "amp-fp16, contiguous, momentum."
-    ) in other.remarks
 
 
 @pytest.mark.extension("power_limits")
@@ -174,11 +155,6 @@ def test_phases_are_predicted_separately_with_the_settings_of_their_labels():
         ("rtx4090", "rtx4090", "RTX 4090 24 GB; it comes from few published steps of this card"),
         ("RTX 2060", "rtx-2060", "; it comes from this card's data sheet"),
         ("v100-32gb", "v100-32gb", "step time of V100 32 GB; it comes from labels of v100-16gb"),
-        (
-            "A100-SXM4-80GB",
-            "a100-sxm4-80gb",
-            "memory of A100 80 GB; it comes from labels of a100-40gb",
-        ),
     ],
 )
 def test_unlabelled_gpus_are_predicted_with_their_basis(device, key, basis):
@@ -211,35 +187,15 @@ def test_mig_slices_and_other_forms_are_separate_devices():
     assert not any(re.search("step time.* from labels of h100", remark) for remark in form.remarks)
 
 
-@pytest.mark.parametrize("device", ["v100", "RTX 2080 Ti"])
-def test_bf16_is_refused_on_gpus_without_it(device, refusal):
-    for command in ("predict", "compare"):
-        error = refusal(command, "test_resnet", "--device", device, "--precision", "bf16")
-        assert "use amp-fp16" in error
-    assert trappm.predict("test_resnet", device=device, precision="amp-fp16").fits
-
-
-def test_devices_without_bf16_are_left_out_with_a_reason(as_json):
+def test_devices_without_bf16_are_left_out_with_a_reason(as_json, refusal):
+    assert "use amp-fp16" in refusal("predict test_resnet --device v100 --precision bf16")
     asked = {"batch_size": 8, "precision": "amp-bf16"}
     able, unable = trappm.compare("test_resnet", ["a100", "v100"], **asked)
     assert able.step_time_ms > 0
     assert tuple(unable) == (None, None, None)
     assert "no bf16 hardware" in unable.missing["step_time_ms"]
     report = as_json("compare test_resnet --batch-size 8 --precision amp-bf16")  # on all devices
-    predicted = {p["device"] for p in report["predictions"]}
-    assert "a100-40gb" in predicted
-    assert "v100-16gb" not in predicted
     assert [row["device"] for row in report["left_out"]] == ["v100-16gb", "rtx4090"]
-
-
-def test_gpus_that_were_measured_in_the_other_phase_are_named(printed):
-    words = "compare test_resnet --batch-size 8"
-    for phase, device, only in (
-        ("train", "rtx4090", "inference"),
-        ("infer", "a100-40gb", "training"),
-    ):
-        out = " ".join(printed(f"{words} --phase {phase} --explain").split())
-        assert f"Left out: {device} (only {only} was measured); show with --device {device}." in out
 
 
 def test_a_snapshot_without_a_phase_hides_no_other():
@@ -253,10 +209,7 @@ def test_a_snapshot_without_a_phase_hides_no_other():
     assert Selection(Question(phase="train"), [latest, shipped]).snapshot_for("h100") is latest
 
 
-COMPARE = "compare test_resnet test_vit --batch-size 32 --phase infer --epochs 1 --samples 10000"
-
-
-def test_compare_finds_the_fastest_and_cheapest_device_and_model(printed, as_json):
+def test_compare_finds_the_fastest_and_cheapest_device_and_model(as_json):
     options = {"phase": "infer", "batch_size": 32, "epochs": 1, "samples": 10_000}
     predictions = trappm.compare(["test_resnet", "test_vit"], **options)
     assert [(p.model, p.device) for p in predictions] == [
@@ -275,22 +228,22 @@ def test_compare_finds_the_fastest_and_cheapest_device_and_model(printed, as_jso
     kept = [f if p.device == best["fastest"] else p for f, p in zip(full, predictions, strict=True)]
     others = verdicts(kept)["test_vit"]
     assert best["fastest"] not in (others["fastest"], others["cheapest"])
-    assert verdicts(full)["test_vit"]["cheapest"] is None
-    assert set(verdicts(predictions[4:5])["test_vit"].values()) == {None}  # compared with nothing
 
     cheapest, fastest = min(predictions, key=usd), max(predictions, key=lambda p: p.samples_per_s)
-    report = as_json(COMPARE)
+    words = "compare test_resnet test_vit --batch-size 32 --phase infer --epochs 1"
+    report = as_json(words, "--samples", 10_000)
     assert report["predictions"] == json.loads(json.dumps([p.to_dict() for p in predictions]))
     assert {name: tuple(pair.values()) for name, pair in report["best_of_all"].items()} == {
         "cheapest": (cheapest.model, cheapest.device),
         "fastest": (fastest.model, fastest.device),
     }
-    lines = printed(COMPARE).splitlines()
-    cost = f"{number_text(usd(cheapest))} USD for 1 epoch"
-    assert lines[1] == f"Cheapest: {cheapest.model} on {cheapest.device}, {cost}."
-    unpriced = printed(f"{COMPARE} --device rtx-5090 --device t4 --device l4")
-    assert unpriced.splitlines()[1].endswith(" USD for 1 epoch (prices known: 2 of 3 GPUs).")
-    assert "No price is known for rtx-5090; add one to" in unpriced
+
+
+def test_comparisons_are_sorted_by_cost_or_time(as_json):
+    words = "compare test_resnet --device l20 --device v100 --device h100 --sort"
+    assert as_json(words, "cost")["predictions"][-1]["device"] == "l20"  # has no price
+    times = [row["step_time_ms"] for row in as_json(words, "time")["predictions"]]
+    assert times == sorted(times)
 
 
 @pytest.mark.extension("onnx")
@@ -339,20 +292,15 @@ def test_devices_have_many_names(name, key):
     ("name", "keys", "reason"),
     [
         ("h100", KEYS, "no model of device 'h100'; choose one with --device: a100-40gb"),
-        ("A100-SXM4-80GB", KEYS, "no model of device"),
         ("a100", ("a100-40gb", "a100-80gb"), "may be a100-40gb or a100-80gb"),
         ("GPU:A100:8", KEYS, "is 8 GPUs"),
-        ("", KEYS, "unknown device ''"),
-        ("gpu", KEYS, "name one, such as a100"),
         ("cuda:0", KEYS, "device 'cuda:0' does not say which model it is"),
-        ("cuda", KEYS, "trappm devices"),
         ("mi300x", KEYS, "TraPPM covers NVIDIA cards"),
     ],
 )
 def test_unknown_devices_are_refused_with_advice(name, keys, reason):
-    with pytest.raises(InputError, match=reason) as refused:
+    with pytest.raises(InputError, match=reason):
         device_key(name, keys)
-    assert "did you mean" not in str(refused.value)
 
 
 @given(
@@ -385,11 +333,8 @@ def test_costs_of_a_run_add_up(epochs, samples, batch, ms):
     ("device", "clouds"),
     [
         ("a100-40gb", "aws azure gcp lambda"),
-        ("a100-80gb", "aws azure gcp lambda runpod"),
         ("NVIDIA A100 80GB PCIe", "azure runpod"),
         ("a100-mig-1g.5gb", ""),
-        ("v100:2", ""),
-        ("cpu-2t", ""),
     ],
 )
 def test_prices_are_of_this_card_and_have_sources(device, clouds):
@@ -398,7 +343,7 @@ def test_prices_are_of_this_card_and_have_sources(device, clouds):
     assert all(price.source and price.noted for price in prices)
 
 
-def test_a_given_price_replaces_the_known_ones(printed):
+def test_a_given_price_replaces_the_known_ones():
     step = {"batch_size": 8, "epochs": 1, "samples": 10**6}
     known, own = (
         trappm.predict("test_resnet", device="h100", **step, **price)
@@ -408,35 +353,8 @@ def test_a_given_price_replaces_the_known_ones(printed):
     [offer] = own.run.offers
     assert (offer.cloud, offer.usd_per_hour, offer.noted) == ("given", 0.5, "")
     assert offer.usd == pytest.approx(0.5 * own.run.hours)
-    assert (known.usd_per_hour, own.usd_per_hour) == (None, 0.5)
     again = trappm.predict("test_resnet", device="h100", **step, usd_per_hour=0.25)
     assert again.run.offers[0].usd == pytest.approx(offer.usd / 2)  # and is no cached answer
-    shown = printed("compare test_resnet --device l20 --device h100 --price 0.5")
-    assert re.search(r"fastest: (\S+), cheapest: \1, ", shown)  # at one price
-    assert "No price" not in shown
-
-
-@pytest.mark.parametrize("price", [0, True, "1", float("nan"), 1e7])
-def test_prices_out_of_range_are_refused(price):
-    with pytest.raises(InputError, match="must be a number of USD per hour above 0, at most 1,0"):
-        trappm.predict("test_resnet", usd_per_hour=price)
-
-
-def test_comparisons_are_sorted_by_cost_or_time(as_json, refusal):
-    command = "compare test_resnet --device l20 --device v100 --device h100 --device t4"
-
-    def rows(*options):
-        return as_json(command, *options)["predictions"]
-
-    assert [row["device"] for row in rows()] == ["l20", "v100-16gb", "h100", "t4"]
-    times = [row["step_time_ms"] for row in rows("--sort", "time")]
-    assert times == sorted(times)
-    by_cost = rows("--sort", "cost", "--epochs", "1", "--samples", "1000")
-    costs = [row["run"]["offers"][0]["usd"] for row in by_cost[:-1]]
-    assert costs == sorted(costs)
-    assert by_cost[-1]["device"] == "l20"  # has no price
-    assert [row["device"] for row in rows("--sort", "cost")] == [row["device"] for row in by_cost]
-    assert "name" in refusal(f"{command} --sort name")
 
 
 def test_own_prices_replace_the_shipped_ones(home):
@@ -447,15 +365,9 @@ def test_own_prices_replace_the_shipped_ones(home):
     try:
         assert [p.cloud for p in prices_of("rtx3090")] == ["desk"]
         assert prices_of("a100-40gb") == ()
-        for text, reason in (
-            (f"prices: [{entry.replace('0.05', 'cheap')}]", "usd_per_hour is 'cheap'"),
-            ("prices: [{cloud: desk}]", "'device'"),
-            ("prices: !!python/object/apply:os.getcwd []", "could not determine a constructor"),
-            ("nothing", "no list of prices"),
-        ):
-            own.write_text(text)
-            with pytest.raises(InputError, match=reason):
-                prices_of("rtx3090")
+        own.write_text(f"prices: [{entry.replace('0.05', 'cheap')}]")
+        with pytest.raises(InputError, match="usd_per_hour is 'cheap'"):
+            prices_of("rtx3090")
     finally:
         own.unlink()
 
@@ -464,36 +376,22 @@ def test_own_prices_replace_the_shipped_ones(home):
     ("options", "reason"),
     [
         ({"phase": "sleep"}, "phase is 'sleep'; it must be one of train, infer"),
-        ({"precision": "fp8"}, "precision is 'fp8'"),
         ({"precision": "fp16"}, "did you mean amp-fp16"),
-        ({"precision": "AMP"}, "did you mean amp-fp16"),
-        ({"device": 3}, "device is 3; give its name"),
-        ({"device": ""}, "unknown device ''"),
         ({"device": "all"}, "not a single device; compare all GPUs with: trappm compare MODEL"),
-        ({"snapshot": 3}, "snapshot is 3"),
         ({"epochs": 3}, "needs both epochs and samples"),
         ({"epochs": -3, "samples": 10}, "epochs is -3; it must be"),
-        ({"epochs": 1, "samples": "10"}, "samples is '10'"),
         ({"carbon_g_per_kwh": float("nan")}, "carbon intensity is nan"),
-        ({"batch_size": 0}, "batch size is 0"),
+        ({"usd_per_hour": float("nan")}, "must be a number of USD per hour above 0, at most"),
         ({"batch_size": True}, "batch size is True"),
+        ({"phase": "infer", "accumulation": 2}, "accumulation is 2, which is of training"),
+        ({"execution": "reduce-overhead"}, "CUDA graphs are not covered"),
+        ({"device": "v100", "precision": "amp-fp16", "execution": "compile"}, "Triton needs"),
         ({"snapshot": "nope"}, "no snapshot 'nope' in .*; default is the one"),
     ],
 )
 def test_invalid_options_are_refused(options, reason):
     with pytest.raises(trappm.TrappmError, match=reason):
         trappm.predict("test_resnet", **options)
-
-
-def test_empty_lists_are_refused():
-    for models, devices, what in (([], "a100", "models"), ("test_resnet", [], "devices")):
-        with pytest.raises(InputError, match=f"list of {what} is empty"):
-            trappm.compare(models, devices)
-
-
-def test_adamw_without_labels_has_the_step_of_adam_with_a_remark():
-    answer = trappm.predict("test_resnet", device="l20", optimizer="AdamW")
-    assert any("AdamW is treated as Adam" in remark for remark in answer.remarks)
 
 
 @pytest.mark.parametrize(

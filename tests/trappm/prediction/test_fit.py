@@ -87,36 +87,6 @@ def test_the_upper_bound_decides_fits_and_the_median_does_not_fit(median, high, 
     assert MemoryInterval(median, 1, high).verdict(1000) is verdict
 
 
-@pytest.mark.parametrize(("device", "size"), [("a100", 4), ("t4", 4096)])
-def test_python_and_commands_agree_on_what_fits(as_json, device, size):
-    asked = {"precision": "amp-fp16", "optimizer": "momentum", "memory_format": "contiguous"}
-    asked |= {"input_size": 160, "batch_size": size}
-    options = [x for k, v in asked.items() for x in (f"--{k.replace('_', '-')}", v)]
-    options += ["--device", device]
-    predicted = trappm.predict("test_resnet", device=device, **asked)
-    [compared] = trappm.compare("test_resnet", device, **asked)
-    for row in (
-        as_json("predict test_resnet", *options),
-        *as_json("compare test_resnet", *options)["predictions"],
-        compared.to_dict(),
-    ):
-        assert row["memory_mib"] == pytest.approx(predicted.memory_mib)
-        assert (row["fits"], row["verdict"]) == (predicted.fits, predicted.verdict)
-        assert row["largest_batch"] == predicted.largest_batch
-
-
-def test_modules_fit_by_the_same_rule():
-    import torch
-
-    module, example = torch.nn.Linear(512, 16_384), torch.empty(8, 512)
-    asked = {"example_input": example, "targets": torch.zeros(8, 16_384), "device": "gtx1650"}
-    largest = trappm.predict(module, **asked).largest_batch
-    for more, fits in ((0, True), (1, False)):
-        answer = trappm.predict(module, **asked, batch_size=largest + more)
-        assert answer.fits is fits
-        assert answer.memory.low_mib < answer.memory_mib < answer.memory.high_mib
-
-
 def test_a_model_larger_than_the_gpu_does_not_fit(printed):
     first, *lines = printed("predict vit_7b_patch16_dinov3 --device gtx1650").splitlines()
     assert first.startswith("Does not fit GTX 1650 4 GB: ")
@@ -135,21 +105,14 @@ def test_network_heads_predict_the_risk_of_running_out_of_memory(tmp_path):
     limit = USABLE_SHARE * prediction.capacity_mib
     assert 0 <= prediction.out_of_memory <= 1
     assert (prediction.out_of_memory > 0.5) == (prediction.memory_mib > limit)
-    assert "out_of_memory" not in prediction.missing
 
 
-def test_devices_come_with_their_evidence(printed, as_json, refusal):
+def test_devices_come_with_their_evidence(as_json, refusal):
     rows = {row.device: row for row in trappm.devices("default")}
     assert rows["h100"].evidence["train"] == {"step_time_ms": OWN_LABELS, "memory_mib": OWN_LABELS}
     assert "data sheet" in rows["rtx-5090-32gb"].evidence["train"]["step_time_ms"]
-    assert rows["cpu-2t"].memory_gib is None
     assert not rows["cpu-2t"].has_labels
     assert all(row.evidence for row in rows.values())
-    prediction = trappm.predict("test_resnet", device="rtx-5090-32gb")
-    assert prediction.out_of_memory is not None
-    assert any("from the simulated step" in remark for remark in prediction.remarks)
-    shown = printed("devices")
-    assert all(device in shown for device in rows)
     assert {row["device"] for row in as_json("devices")} == set(rows)
     assert [row["device"] for row in as_json("devices v100")] == ["v100-16gb"]
     assert "unknown device 'v9000'" in refusal("devices v9000")

@@ -1,14 +1,11 @@
 """The limit of the time in which a module runs on the values of its example."""
 
-import logging
-
 import pytest
 import torch
 from torch import nn
 
 import trappm
 from trappm.profiler.errors import InputError, TraceTimeoutError
-from trappm.profiler.tracing import time_limit
 
 IMAGES, CLASSES = torch.rand(4, 3, 8, 8), torch.zeros(4, dtype=torch.long)
 
@@ -42,22 +39,6 @@ def test_running_on_values_ends_after_the_limit_with_one_line(module_home):
     assert "more than 0.001 s" in message
     assert "more trace_seconds" in message
     assert "\n" not in message
-
-
-def test_a_slow_run_shows_its_progress_once_per_trace(module_home, monkeypatch, caplog):
-    monkeypatch.setattr(time_limit, "SLOW_S", 0.0)
-    with caplog.at_level(logging.INFO, "trappm.prediction"):
-        assert "they are those of the example" in " ".join(ask(Deciding()).remarks)
-    lines = [record.getMessage() for record in caplog.records]
-    assert "running Deciding on the CPU" in lines[0]
-    assert len(lines) <= 4
-
-
-def test_a_quick_run_shows_nothing(module_home, caplog, capfd):
-    with caplog.at_level(logging.INFO, "trappm.prediction"):
-        ask(Deciding())
-    assert not caplog.records
-    assert capfd.readouterr() == ("", "")
 
 
 def test_traces_without_values_and_names_have_no_limit(module_home):

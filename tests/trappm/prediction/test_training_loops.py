@@ -1,7 +1,5 @@
 """Optimizers by their groups, and steps of several passes."""
 
-import json
-
 import pytest
 import torch
 from torch import nn
@@ -53,36 +51,6 @@ def test_gradients_of_parameters_that_are_left_out_outlive_zero_grad():
     assert left_out.live_mib >= none.live_mib + 5 * LAYER_MIB
 
 
-def test_groups_with_other_options_count_by_group():
-    model = deep()
-    half = [
-        {"params": model[:3].parameters(), "momentum": 0.9},
-        {"params": model[3:].parameters()},
-    ]
-    plain, mixed, full = (
-        ask(model, torch.optim.SGD(groups, lr=0.1, momentum=momentum))
-        for groups, momentum in ((model.parameters(), 0), (half, 0), (model.parameters(), 0.9))
-    )
-    assert [state_mib(a) for a in (plain, mixed, full)] == pytest.approx(
-        [0.0, 3 * LAYER_MIB, 6 * LAYER_MIB], rel=0.01, abs=0.1
-    )
-    assert plain.memory_mib < mixed.memory_mib < full.memory_mib
-
-
-def test_groups_that_only_differ_in_the_learning_rate_take_as_long_as_one():
-    """One after the other, so their temporary tensors do not exist at the same time."""
-    model = deep()
-    groups = [
-        {"params": layer.parameters(), "lr": 0.1 * place} for place, layer in enumerate(model)
-    ]
-    apart, at_once = (
-        ask(model, torch.optim.Adam(g, lr=0.1, foreach=False)) for g in (groups, model.parameters())
-    )
-    assert 0.9 * at_once.memory_mib < apart.memory_mib <= at_once.memory_mib
-    assert apart.step_time_ms == pytest.approx(at_once.step_time_ms, rel=0.01)
-    assert apart.remarks == at_once.remarks
-
-
 class SGD(torch.optim.Optimizer):
     """A class of the user's own, of which only the name is PyTorch's."""
 
@@ -90,22 +58,14 @@ class SGD(torch.optim.Optimizer):
         super().__init__(parameters, {"lr": lr})
 
 
-class AdamW(torch.optim.AdamW):
-    """A class of the user's own that may keep more than its base."""
-
-
-@pytest.mark.parametrize("kind", [SGD, AdamW, torch.optim.Adagrad])
-@pytest.mark.parametrize("made", [True, False])
-def test_other_classes_are_refused_in_one_line_by_their_whole_name(kind, made, refused):
+@pytest.mark.parametrize("kind", [SGD, torch.optim.Adagrad])
+def test_other_classes_are_refused_in_one_line_by_their_whole_name(kind, refused):
     model = deep()
-    optimizer = kind(model.parameters()) if made else kind
     with refused(rf"optimizer is .*{kind.__qualname__}; known are sgd.*name the one that keeps"):
-        ask(model, optimizer)
+        ask(model, kind(model.parameters()))
 
 
-@pytest.mark.parametrize(
-    ("device", "optimizer"), [("a100", "adamw"), ("v100", None), ("cpu-2t", None)]
-)
+@pytest.mark.parametrize(("device", "optimizer"), [("a100", "adamw"), ("cpu-2t", None)])
 def test_a_step_of_n_passes_has_one_optimizer_step(device, optimizer):
     settings = {"batch_size": 16, "device": device, "optimizer": optimizer}
     one, two, eight = (
@@ -120,21 +80,10 @@ def test_a_step_of_n_passes_has_one_optimizer_step(device, optimizer):
     assert eight.run.hours == pytest.approx(100 * eight.step_time_ms / 3.6e6)
     low, high = eight.intervals["step_time_ms"]
     assert low < eight.step_time_ms < high
-    assert "8 passes" in str(eight)
     if one.energy_j is not None:
         assert eight.energy_j / one.energy_j == pytest.approx(eight.step_time_ms / one.step_time_ms)
     if one.memory_mib is not None:
         assert eight.memory_mib >= one.memory_mib
-
-
-def test_accumulation_keeps_the_order_of_optimizers_on_a_step_that_waits_for_its_host():
-    settings = {"batch_size": 8, "device": "a100"}
-    for passes in (1, 8):
-        times = [
-            trappm.predict("resnet18", optimizer=o, accumulation=passes, **settings).step_time_ms
-            for o in ("sgd", "momentum", "adam")
-        ]
-        assert times == sorted(times)
 
 
 def test_the_best_power_limit_is_of_all_passes():
@@ -146,29 +95,10 @@ def test_the_best_power_limit_is_of_all_passes():
         assert all_passes == pytest.approx(ratio * each)
 
 
-def test_the_breakdown_counts_each_gradient_once():
-    model = deep()
-    for answer in (
-        ask(model, torch.optim.Adam(model[-1].parameters())),
-        ask(model, torch.optim.SGD(model.parameters(), lr=0.1), accumulation=2),
-    ):
-        breakdown = answer.memory_breakdown
-        assert breakdown.parts_mib[Part.GRADIENTS] == pytest.approx(6 * LAYER_MIB, rel=0.01)
-        assert breakdown.total_mib == pytest.approx(answer.memory_mib, rel=0.01)
-
-
 def test_parameters_of_the_optimizer_that_are_not_the_modules_have_a_remark():
     answer = ask(deep(), torch.optim.Adam(deep().parameters()))
     assert state_mib(answer) == pytest.approx(12 * LAYER_MIB, rel=0.01)
     assert "holds no parameter of this Sequential" in " ".join(answer.remarks)
-    model, other = deep(), nn.Linear(8, 8)
-    answer = ask(model, torch.optim.Adam([*model.parameters(), *other.parameters()]))
-    assert "holds 2 more parameters" in " ".join(answer.remarks)
-    named = trappm.predict("resnet18", optimizer=torch.optim.Adam(other.parameters()))
-    assert "taken to hold all parameters of resnet18" in " ".join(named.remarks)
-    model = deep()
-    inference = ask(model, torch.optim.Adam(model[-1].parameters()), phase="infer")
-    assert "leaves out" not in " ".join(inference.remarks)
 
 
 def test_all_ways_to_accumulate_give_the_same_step(as_json):
@@ -178,18 +108,3 @@ def test_all_ways_to_accumulate_give_the_same_step(as_json):
     by_command = as_json("predict resnet18 --batch-size 16 --optimizer adam --accumulation 4")
     assert by_argument.step_time_ms == by_loop.step_time_ms == by_command["step_time_ms"]
     assert by_argument.memory_mib == pytest.approx(by_loop.memory_mib, rel=0.001)
-    assert json.loads(json.dumps(by_command))["accumulation"] == 4
-
-
-def test_inference_has_one_pass(refused):
-    with refused("accumulation is 2, which is of training"):
-        trappm.predict("resnet18", phase="infer", accumulation=2)
-    with refused("accumulation is 0"):
-        trappm.predict("resnet18", accumulation=0)
-
-
-def test_a_compiled_step_has_all_passes_too():
-    settings = {"batch_size": 64, "device": "a100", "precision": "amp-fp16", "execution": "compile"}
-    one, four = (trappm.predict("resnet50", accumulation=n, **settings) for n in (1, 4))
-    assert 3 < four.step_time_ms / one.step_time_ms <= 4
-    assert four.samples_per_s == pytest.approx(4 * 64 * 1000 / four.step_time_ms)
