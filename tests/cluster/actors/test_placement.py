@@ -8,7 +8,6 @@ from ray._private.accelerators.nvidia_gpu import NvidiaGPUAcceleratorManager
 from trappm.cluster import ray_runtime
 from trappm.cluster.ray_runtime import (
     ACCELERATOR_LABEL,
-    CPU_LABEL,
     NODE_LABEL,
     can_run_elsewhere,
     has_other_nodes,
@@ -66,15 +65,13 @@ GPU = {
     "Resources": {"CPU": 8.0, "GPU": 1.0},
     "Labels": {ACCELERATOR_LABEL: "A100"},
 }
-CORES = {"NodeID": "cores", "Resources": {"CPU": 8.0}, "Labels": {CPU_LABEL: "true"}}
 
 
 @pytest.mark.parametrize(
     ("nodes", "others"),
     [
-        ([HEAD, GPU, CORES], True),
+        ([HEAD, GPU], True),
         ([HEAD_WITHOUT_CORES, GPU, SECOND], True),
-        ([HEAD_WITHOUT_CORES, GPU, CORES], True),  # another campaign may measure cores there
         ([HEAD_WITHOUT_CORES, GPU], False),
     ],
 )

@@ -5,14 +5,13 @@ Ray is a fake one in this process (`fake_ray`), and time passes when a test says
 
 from __future__ import annotations
 
-import sys
 import time
 from types import SimpleNamespace
 
 import pytest
 from fake_ray import PENDING, FakeRay
 from fakes import OTHER_CODE, FakeProfiler
-from ray.exceptions import ActorUnschedulableError, OutOfMemoryError, RuntimeEnvSetupError
+from ray.exceptions import OutOfMemoryError
 from ray.exceptions import RayTaskError as TaskError
 
 from trappm.cluster.campaign import profiler_pool as module
@@ -22,9 +21,7 @@ from trappm.cluster.campaign.profiler_pool import (
     REFUSED_S,
     RELEASE_S,
     STARTS,
-    ProfilerActor,
     ProfilerPool,
-    pause_after,
 )
 from trappm.cluster.campaign.workers import CanaryCheck
 from trappm.profiler.errors import DeviceError
@@ -86,9 +83,7 @@ def pool(monkeypatch, clock):
 @pytest.mark.parametrize(
     ("error", "why"),
     [
-        (RuntimeEnvSetupError("no space on its disk"), "no space on its disk"),
         (OutOfMemoryError("a worker was killed"), "a worker was killed"),
-        (ActorUnschedulableError("no such node"), "no such node"),
         (TaskError("describe", "ImportError: no such library", ImportError()), "no such library"),
     ],
 )
@@ -118,7 +113,6 @@ def turn(made, clock, **wanted):
         ({"refusal": "its driver is out of order"}, ["its driver is out of order"]),
         ({"code": OTHER_CODE}, ["has TraPPM 0.2.9 (code 01234567), the campaign has TraPPM ",
                                 "as runtime_env"]),
-        ({"code": None}, ["has an earlier TraPPM", "as runtime_env"]),
     ],
 )  # fmt: skip
 def test_a_node_that_cannot_measure_is_reported_once_and_others_go_on(pool, clock, facts, words):
@@ -249,19 +243,3 @@ def test_what_was_measured_is_returned_although_a_node_has_failed(pool):
         made.wait(0)
     assert [(x.task, x.measurement) for x in made.collect()] == [(task, MEASURED)]
     assert made.collect() == []
-
-
-def test_a_node_without_a_library_refuses_to_measure(monkeypatch):
-    """Its profiler describes itself all the same."""
-    context = SimpleNamespace(get_node_id=lambda: "node")
-    ray = SimpleNamespace(get_runtime_context=lambda: context, get_gpu_ids=lambda: [3])
-    monkeypatch.setattr(module, "ray", ray)
-    monkeypatch.setitem(sys.modules, "trappm.profiler.devices", None)
-    facts = ProfilerActor.__new__(ProfilerActor).describe()
-    assert facts["gpus"] == ["3"]
-    assert "trappm.profiler.devices" in facts["refusal"]
-
-
-def test_the_pause_between_failed_starts_grows_to_a_limit():
-    assert [pause_after(n) for n in (1, 2, 3)] == [2 * RECRUIT_S, 4 * RECRUIT_S, 8 * RECRUIT_S]
-    assert pause_after(7) == pause_after(5_000) == REFUSED_S  # as it is after some days
