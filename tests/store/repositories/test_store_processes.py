@@ -4,7 +4,6 @@ import multiprocessing
 import os
 import re
 import signal
-import sqlite3
 import threading
 from collections import Counter
 
@@ -44,19 +43,6 @@ def test_processes_that_create_a_store_at_once_all_succeed(empty_database_url, s
         started(store_workers.open_store, empty_database_url, barrier, results) for _ in range(4)
     ]
     assert [results.get(timeout=PATIENCE_S) for _ in processes] == [0] * 4
-
-
-def test_a_new_file_locked_by_another_process_is_waited_for(tmp_path):
-    """SQLite's own wait does not cover the change to its write-ahead log: it refuses at once."""
-    path = tmp_path / "labels.db"
-    other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-    other.execute("BEGIN IMMEDIATE")
-    ending = threading.Timer(0.3, other.execute, ["ROLLBACK"])
-    ending.start()
-    with Store.open(f"sqlite:///{path}") as store:
-        assert store.campaigns.all() == []
-    ending.join()
-    other.close()
 
 
 def test_competing_processes_lose_and_duplicate_no_labels(store, database_url, started):
