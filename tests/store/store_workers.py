@@ -5,7 +5,7 @@ import itertools
 import random
 import time
 
-from store_samples import DEVICE, configuration, measurement, process
+from store_samples import DEVICE, measurement, process
 
 from trappm.store import NotOwnerError, Store
 from trappm.store.owners import OwnedError
@@ -61,14 +61,3 @@ def _turns(mine, campaign_id, name, count, results):
         if not leases:
             return bool(mine.assignments.of_campaign(campaign_id, state="leased"))
     return True
-
-
-def record_for_ever(url, acknowledged):
-    """Records one measurement after the other, and tells each key once it is acknowledged."""
-    with Store.open(url) as store:
-        batch_size = 0
-        while True:
-            batch_size += 1
-            result = measurement(configuration(batch_size))
-            store.measurements.record_many([result])
-            acknowledged.send(result.attempt_key)

@@ -107,19 +107,3 @@ def test_output_shows_no_password(run, postgresql_server):
         assert (status, out) == (2, "")
         assert "password authentication failed" in err
         assert SECRET not in err + logged
-
-
-@pytest.mark.parametrize(
-    "command",
-    ["campaign status", "snapshot show"],
-)
-def test_reading_commands_create_nothing(tmp_path, monkeypatch, capfd, command):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path / "home"))
-    cli.run(command.split())
-    output = capfd.readouterr()
-    # Campaigns come from a launch; the snapshot `default` ships with TraPPM.
-    assert {"campaign": "trappm campaign launch", "snapshot": "default"}[command.split()[0]] in (
-        output.out + output.err
-    )
-    assert list(tmp_path.iterdir()) == []

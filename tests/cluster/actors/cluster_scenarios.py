@@ -19,7 +19,6 @@ import ray
 from emulated_cluster import (
     A100,
     NODES,
-    V100,
     FakePool,
     add,
     attempts,
@@ -40,31 +39,10 @@ from emulated_cluster import (
 )
 from ray.autoscaler.v2.sdk import get_cluster_status
 
-from trappm.cluster import ray_runtime, trace_tasks
+from trappm.cluster import ray_runtime
 from trappm.cluster.campaign.process import has_live_owner
 from trappm.cluster.launch import order_stop
-from trappm.profiler.traced_step import Refusal, TraceKey, entry_to_bytes
 from trappm.store import CampaignState, Store
-
-
-def steps_traced(url):
-    """Steps are traced on a head that measures nothing, and on measuring nodes without one."""
-
-    def where(key):
-        time.sleep(0.5)  # long enough for Ray to spread them
-        return entry_to_bytes(Refusal(ray.get_runtime_context().get_node_id())), True
-
-    def hosts():
-        keys = [TraceKey("test_resnet", size) for size in range(6)]
-        with mock.patch.dict(vars(trace_tasks), _trace_to_bytes=where):
-            tasks = trace_tasks.TraceTasks(keys, off_devices=[A100, V100])
-            return {traced.refusal for traced in tasks}
-
-    with emulated([("A100", 1), ("V100", 1)]) as made:
-        on_head = hosts() == {made.head_node.node_id}
-    with emulated([("A100", 1), ("V100", 1)], head_cores=0):
-        anywhere = hosts()
-    return {"on_head": on_head, "anywhere": len(anywhere)}
 
 
 def nodes_lost(url):
@@ -169,6 +147,6 @@ def paused_and_resumed_at_once(url):
 
 if __name__ == "__main__":
     main([
-        steps_traced, dismissed_after_its_node, nodes_lost, campaign_killed, campaign_node_lost,
+        dismissed_after_its_node, nodes_lost, campaign_killed, campaign_node_lost,
         paused_and_resumed_at_once,
     ])  # fmt: skip

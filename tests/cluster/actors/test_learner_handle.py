@@ -6,7 +6,7 @@ import multiprocessing
 
 import numpy as np
 import pytest
-from fake_ray import PENDING, FakeRay
+from fake_ray import FakeRay
 from fakes import OTHER_CODE, FakeLearner
 from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError
 
@@ -59,13 +59,6 @@ def test_a_learner_refuses_a_node_with_another_version_of_trappm():
     words = r"has TraPPM .*, the campaign has TraPPM 0\.2\.9 \(code 01234567\).* as runtime_env"
     with pytest.raises(CampaignError, match=words):
         prepare_learner(FakeLearner)(OTHER_CODE)
-
-
-def test_progress_of_a_learner_that_ray_has_ended_is_left_to_its_call(handle):
-    made, _ = handle(
-        lambda call: OutOfMemoryError("too little") if call.method == "progress" else PENDING
-    )
-    assert made.progress() == (0, 0)
 
 
 def test_an_error_of_a_call_that_a_new_learner_repeats_is_reported(handle):

@@ -34,35 +34,6 @@ with ray_runtime(None):
 """
 
 
-SWALLOWS = """
-import signal
-try:
-    signal.raise_signal(signal.SIGINT)
-except KeyboardInterrupt:
-    pass
-def shutdown(): pass
-def init(**options): print("went on")
-"""
-INTERRUPTED = """
-import signal
-from trappm.cluster.ray_runtime import ray_runtime
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a runner in the background ignores it
-with ray_runtime(None): pass
-"""
-
-
-def test_an_interrupt_while_ray_is_imported_is_not_lost(tmp_path):
-    """Compiled modules of Ray print an interruption of their import and go on."""
-    (tmp_path / "ray.py").write_text(SWALLOWS)
-    run = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED],
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert "KeyboardInterrupt" in run.stderr
-    assert "went on" not in run.stdout
-
-
 def _is_loopback(address):
     ip = ipaddress.ip_address(address)
     return (getattr(ip, "ipv4_mapped", None) or ip).is_loopback

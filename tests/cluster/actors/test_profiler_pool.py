@@ -5,6 +5,7 @@ Ray is a fake one in this process (`fake_ray`), and time passes when a test says
 
 from __future__ import annotations
 
+import sys
 import time
 from types import SimpleNamespace
 
@@ -21,6 +22,7 @@ from trappm.cluster.campaign.profiler_pool import (
     REFUSED_S,
     RELEASE_S,
     STARTS,
+    ProfilerActor,
     ProfilerPool,
 )
 from trappm.cluster.campaign.workers import CanaryCheck
@@ -243,3 +245,14 @@ def test_what_was_measured_is_returned_although_a_node_has_failed(pool):
         made.wait(0)
     assert [(x.task, x.measurement) for x in made.collect()] == [(task, MEASURED)]
     assert made.collect() == []
+
+
+def test_a_node_without_a_library_refuses_to_measure(monkeypatch):
+    """Its profiler describes itself all the same."""
+    context = SimpleNamespace(get_node_id=lambda: "node")
+    ray = SimpleNamespace(get_runtime_context=lambda: context, get_gpu_ids=lambda: [3])
+    monkeypatch.setattr(module, "ray", ray)
+    monkeypatch.setitem(sys.modules, "trappm.profiler.devices", None)
+    facts = ProfilerActor.__new__(ProfilerActor).describe()
+    assert facts["gpus"] == ["3"]
+    assert "trappm.profiler.devices" in facts["refusal"]

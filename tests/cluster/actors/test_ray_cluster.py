@@ -49,12 +49,6 @@ def test_dismissing_a_worker_of_a_lost_node_leaves_no_demand_behind(play):
     assert play("dismissed_after_its_node") == {"before": 2, "after": 0}
 
 
-def test_steps_are_traced_on_nodes_that_do_not_measure(play):
-    report = play("steps_traced")
-    assert report["on_head"]
-    assert report["anywhere"] >= 1
-
-
 def test_measurements_of_lost_nodes_are_repeated_and_a_node_that_joins_is_used(play):
     report = play("nodes_lost")
     assert is_whole(report)

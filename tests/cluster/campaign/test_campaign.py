@@ -40,30 +40,6 @@ from trappm.profiler.traced_step import Refusal, TraceKey
 from trappm.store import CampaignState, Store
 
 
-def test_figures_of_a_campaign_agree_with_its_store(store):
-    counted, shown = Counter(), {}
-
-    def metric(name, device, value):
-        if name in {"labels", "failures", "losses"}:
-            counted[name, device] += value
-        else:
-            shown.setdefault((name, device), []).append(value)
-
-    run = campaign(store, FakeWorkers(faults={2: "lost", 5: "error"}))
-    run.metric = metric
-    run.run()
-    faults = {name: sum(n for (kind, _), n in counted.items() if kind == name)
-              for name in ("losses", "failures")}  # fmt: skip
-    assert faults == {"losses": 1, "failures": 1}
-    assert labels_by_device(store, run.id) == BUDGET  # what failed once is measured again
-    for device, labels in labels_by_device(store, run.id).items():
-        assert counted["labels", device] == labels
-        assert max(shown["queue", device]) >= 1
-        assert shown["queue", device][-1] == 0
-        assert set(shown["workers", device]) <= {0, 1}
-        assert set(shown["busy_share", device]) <= {0.0, 1.0}
-
-
 def test_a_campaign_measures_its_budget_once_and_publishes(store, new_store):
     workers, learner = FakeWorkers(), FakeLearner()
     run = campaign(store, workers, learner)
@@ -436,10 +412,3 @@ def test_strategy_all_measures_a_list_once_and_keeps_its_labels(store):
     longer = documented_list(store, seed=5, pool={"groups": [both | {"batch_sizes": [2, 4, 8]}]})
     ran(store, second, **changes_of(longer))
     assert len(second.starts) == 4  # batches of 2: the others have labels
-
-
-def test_strategy_all_measures_what_is_left_without_models_that_have_no_graph(store):
-    wanted = documented_list(store, pool={"groups": [SPEC["pool"]["groups"][0]]})
-    assert wanted.total == 15
-    run = ran(store, FakeWorkers(), **changes_of(wanted))
-    assert labels_by_device(store, run.id) == {"cpu-2t": 12}  # vgg11 has none

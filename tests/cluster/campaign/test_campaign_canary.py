@@ -7,7 +7,6 @@ import itertools
 import pytest
 from fakes import (
     BUDGET,
-    ONE_DEVICE,
     FakeLearner,
     FakeWorkers,
     campaign,
@@ -24,7 +23,6 @@ CANARY = {
     "every_measurements": 4,
     "reference_readings": 1,
 }
-TWO_WORKERS = [("one", "cpu-2t"), ("two", "cpu-2t")]
 
 
 def after_each_canary(workers, name):
@@ -48,17 +46,6 @@ def test_every_worker_measures_its_canary_first_and_then_as_planned(store):
     assert references[3] == 10.0  # of all campaigns
 
 
-def test_the_work_of_a_stopped_worker_goes_to_another_of_its_device(store):
-    workers = FakeWorkers(canary={"one": [10.0, 20.0, 20.0]}, workers=TWO_WORKERS)
-    run = campaign(store, workers, canary=CANARY, **ONE_DEVICE)
-    assert run.run() == "snap1"
-    assert after_each_canary(workers, "one") == [4, 0, 0]
-    assert sum(after_each_canary(workers, "two")) == BUDGET["cpu-2t"] - 4
-    assert labels_by_device(store, run.id) == {"cpu-2t": BUDGET["cpu-2t"]}
-    (event,) = [e for e in store.campaigns.events(run.id) if e.kind == "canary"]
-    assert "cpu-2t: one is set aside for an hour" in event.message["message"]
-
-
 MANY = {
     "devices": {"source": "a100"},
     "evaluation": {"source": 20, "architecture_share": 0.3},
@@ -70,26 +57,6 @@ MANY = {
     }]},
 }  # fmt: skip
 GPUS = [(f"gpu-{i}", "a100") for i in range(8)]
-
-
-class OnDemand(FakeWorkers):
-    """Workers on a cluster with eight GPUs: as many join as the campaign wants."""
-
-    asked = 0
-
-    def want(self, wanted, at_most, set_aside=()):
-        self.asked = max(self.asked, min(wanted["a100"], at_most["a100"]))
-
-    def refresh_workers(self):
-        return super().refresh_workers()[: self.asked]
-
-
-def test_another_gpu_takes_the_place_of_one_that_is_set_aside(store):
-    workers = OnDemand(workers=GPUS, canary={"gpu-0": ["error", "error"]})
-    run = campaign(store, workers, canary=CANARY, max_workers={"source": 2}, **MANY)
-    assert run.run() == "snap1"
-    assert {name for name, what in workers.done if what == "label"} == {"gpu-1", "gpu-2"}
-    assert workers.asked == 3
 
 
 @pytest.mark.parametrize(("canary", "wasted"), [(CANARY, 1), (False, 3)])
@@ -139,20 +106,6 @@ def test_a_campaign_without_a_healthy_worker_pauses_and_can_be_resumed(store, ba
     assert well.done[0] == ("w-cpu-2t", "canary")
     assert labels_by_device(store, run.id) == BUDGET
     assert not recorded & set(well.starts)
-
-
-@pytest.mark.parametrize(
-    ("faults", "readings", "labels", "count"),
-    [
-        ({2: "lost"}, [], [2, BUDGET["cpu-2t"] - 1], 2),
-        ({}, ["lost", 10.0], [0, BUDGET["cpu-2t"]], 1),
-    ],
-)
-def test_a_lost_worker_or_canary_is_followed_by_a_canary(store, faults, readings, labels, count):
-    workers = FakeWorkers(faults=faults, canary={"w-cpu-2t": readings})
-    ran(store, workers, canary=CANARY | {"every_measurements": 99})
-    assert after_each_canary(workers, "w-cpu-2t") == labels
-    assert len(store.canaries.all(device="cpu-2t")) == count
 
 
 SIMULATED = {"devices": {"source": "simulated:a100", "target": "simulated:v100"}}

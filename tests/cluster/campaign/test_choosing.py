@@ -38,7 +38,6 @@ from trappm.profiler.records import (
     Configuration,
     Execution,
     GraphTemplate,
-    Phase,
     Precision,
     protocol_named,
 )
@@ -148,11 +147,6 @@ def test_no_choice_depends_on_held_out_configurations(learner):
     assert request.noise_factor.tolist() == [1, 1, 1, 4, 1, 1, 1, 1, 1, 1]
 
 
-@pytest.mark.parametrize(("preset", "covariances"), [("paper", 0), ("laptop", 2)])
-def test_choices_for_purely_learned_heads_use_no_physics(tmp_path, preset, covariances):
-    assert len(asked(new_learner(tmp_path, preset=preset)).covariances) == covariances
-
-
 SETTINGS = {"architecture": "test_resnet", "input_size": 64}
 
 
@@ -237,15 +231,6 @@ def test_choices_on_a_target_gpu_use_the_constants_of_other_gpus(traced, device,
     check(replace(known_devices(), centre=source.constants) if taught else None)
 
 
-def test_a_source_that_is_not_a_known_gpu_does_not_inform_a_gpu(traced):
-    learner, configurations = traced
-    learner._source = source = "nobodys"
-    question = {"device": "v100", "candidates": [c.id for c in configurations], "count": 2}
-    assert not asked(learner, **question).taught
-    learner.fit(labels_of(configurations[:5], source))
-    assert not asked(learner, **question).taught
-
-
 @pytest.mark.parametrize(
     ("source", "target", "expected"),
     [
@@ -324,19 +309,6 @@ def test_a_configuration_that_failed_with_an_error_is_not_chosen_again(store):
     (failed,) = store.assignments.of_campaign(run.id, state="failed")
     assert failed.configuration.id == workers.victim
     assert all(workers.victim not in r.known for r in learner.requests if r.device == failed.device)
-
-
-def test_the_same_graph_in_another_precision_is_not_a_copy(tmp_path):
-    """Embeddings depend on graphs only, but the points of a strategy on all settings."""
-    pool = [
-        (replace(c, precision=precision, phase=phase), graph)
-        for c, graph in POOL[:3]
-        for precision in Precision
-        for phase in Phase
-    ]
-    learner = new_learner(tmp_path, pool)
-    request = asked(learner, candidates=[c.id for c, _ in pool], count=2)
-    assert len(np.unique(request.points, axis=0)) == len(pool)
 
 
 def test_purely_learned_heads_choose_without_labels_with_them_and_for_the_target(

@@ -10,7 +10,6 @@ from fakes import BUDGET, FakeLearner, FakeWorkers, campaign, labels_by_device, 
 
 import trappm.cluster.campaign.campaign
 import trappm.cluster.campaign.training
-from trappm.cluster.campaign.campaign import CampaignStopped
 from trappm.cluster.campaign.training import Judgement
 from trappm.cluster.launch import order_retry
 from trappm.profiler.errors import InputError
@@ -89,16 +88,6 @@ def test_a_budget_of_labels_is_met_exactly_and_the_rest_is_reported(store, label
     left = len(store.assignments.of_campaign(run.id)) - labels
     assert (facts.end.rule, facts.end.unmeasured) == ("labels", left)
     assert store.check() == []
-
-
-def test_a_budget_is_met_exactly_after_a_restart_too(store):
-    run = gpu_campaign(store, FakeWorkers(stop_after=7, workers=WORKERS), labels=12)
-    with pytest.raises(CampaignStopped):
-        run.run()
-    again = gpu_campaign(store, campaign_id=run.id)
-    again.run()
-    assert labels_by_device(store, run.id).total() == 12
-    assert [e.kind for e in store.campaigns.events(run.id)].count("enough") == 1
 
 
 class Clock(datetime.datetime):

@@ -61,28 +61,6 @@ def test_heads_learn_from_one_stack_and_other_labels_are_reported(store):
     assert any(str(left_out) in line for line in workers.lines)
 
 
-class Noisy(FakeWorkers):
-    """Steps of some configurations wait for the host, and have a known error; some have none."""
-
-    def _measure(self, worker, task, cost, fault):
-        made = super()._measure(worker, task, cost, fault)
-        error = {1: None, 2: 0.002}.get(made.configuration.batch_size, 0.15)
-        facts = {**made.environment, "step_time_relative_error": error}
-        return replace(made, environment=facts)
-
-
-def test_labels_come_with_the_errors_of_their_step_times(store):
-    run = ran(store, Noisy())
-    batch_sizes = {x.configuration.id: x.configuration.batch_size for x in store.labels.find()}
-    known = training_labels(store, run.id)
-    found = known.labels
-    assert (len(found), known.left_out) == (labels_by_device(store, run.id).total(), ())
-    assert {batch_sizes[x.configuration_id]: x.step_time_error for x in found} == {
-        size: {1: None, 2: 0.002}.get(size, 0.15) for size in batch_sizes.values()
-    }
-    assert len({x.step_time_error for x in found}) > 1
-
-
 class Nodes(FakeWorkers):
     """All of one key, with these cards in turn."""
 

@@ -199,14 +199,3 @@ def test_labels_only_in_the_write_ahead_log_are_not_missed(read_only, tmp_path):
     with Store.open_to_read(url_of(read_only)) as readable:  # root may make what is missing
         assert len(readable.labels.find()) == 2
     assert sqlite3.connect(read_only).execute("SELECT count(*) FROM labels").fetchone() == (2,)
-
-
-@pytest.mark.parametrize("address", ["sqlite:///{}?timeout=5", "sqlite:///file:{}?uri=true"])
-def test_url_options_create_no_files(tmp_path, address):
-    path = tmp_path / "labels.db"
-    with pytest.raises(InputError, match="no label store at"):
-        Store.open_to_read(address.format(path))
-    assert list(tmp_path.iterdir()) == []
-    Store.open(f"sqlite:///{path}").close()
-    with Store.open_to_read(address.format(path)) as store:
-        assert store.labels.find() == []

@@ -10,11 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from store_samples import configuration, contents, measurement
 
-from research.evaluation.label_files import read_usable
-from research.importers.sheets import read_rows
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Measurement, Provenance, StepSummary
-from trappm.store import LabelFilter, files
+from trappm.store import LabelFilter
 from trappm.store.files import export_file, import_file, read_file
 
 FORMATS = ("parquet", "jsonl")
@@ -68,16 +66,6 @@ def test_exported_measurements_are_read_unchanged(tmp_path, many, suffix):
     assert export_file(many, path) == len(many)
     assert [verdict.measurement for verdict in read_file(path)] == many
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
-
-
-@pytest.mark.parametrize("suffix", FORMATS)
-def test_labels_of_exports_without_an_execution_are_eager(tmp_path, monkeypatch, suffix):
-    path, compiled = tmp_path / f"old.{suffix}", measurement(configuration(execution="compile"))
-    columns = tuple(name for name in files.COLUMNS if name != "execution")
-    monkeypatch.setattr(files, "COLUMNS", columns)
-    export_file([compiled], path)
-    (verdict,) = read_file(path)
-    assert verdict.measurement.configuration == configuration()
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
@@ -202,11 +190,3 @@ def test_parquet_files_that_unpack_to_gigabytes_are_refused(store, tmp_path):
     pq.write_table(pa.table({"message": shared}), path, compression="zstd")
     with pytest.raises(InputError, match="columns message are dictionaries"):
         import_file(store.measurements.record_many, path)
-
-
-def test_sheets_with_duplicate_columns_are_refused(tmp_path):
-    twice = tmp_path / "twice.csv"
-    twice.write_text("a,b,a,architecture,batch_size,class,spike\n1,2,3,x,1,usable,0\n")
-    for read in (lambda path: list(read_rows(path, {"a"}, dict)), read_usable):
-        with pytest.raises(InputError, match="duplicate column 'a'"):
-            read(twice)

@@ -8,7 +8,6 @@ from store_samples import campaign_with, configuration, contents, measure_next, 
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Precision
 from trappm.store import LabelFilter
-from trappm.store.label_filter import point_in_time
 
 
 @pytest.fixture
@@ -131,15 +130,6 @@ def test_invalid_filters_are_refused():
     ):
         with pytest.raises(InputError, match=reason):
             LabelFilter(**wrong)
-
-
-def test_times_default_to_utc():
-    assert point_in_time("2026-01-02") == "2026-01-02T00:00:00+00:00"
-    assert point_in_time("2026-01-02", end_of_day=True) == "2026-01-02T23:59:59.999999+00:00"
-    assert point_in_time("2026-01-02T03:04") == "2026-01-02T03:04:00+00:00"
-    assert point_in_time("2026-01-02T03:04-02:00") == "2026-01-02T05:04:00+00:00"
-    ages = [point_in_time(text) for text in ("2w", "10d", "3h", "9m", "0d")]
-    assert ages == sorted(ages)
 
 
 UNKNOWN = [

@@ -3,7 +3,7 @@
 from itertools import cycle
 
 import pytest
-from sqlalchemy import create_engine, make_url
+from sqlalchemy import make_url
 from store_samples import DEVICE, configuration, contents, measurement
 
 from trappm.profiler.errors import InputError
@@ -127,29 +127,3 @@ def test_statements_that_write_are_refused(filled_store, database_url, tmp_path)
     assert contents(database_url) == before
     assert not target.exists()
     assert rows(filled_store, "SELECT count(*) FROM labels") == [[3]]
-
-
-def test_a_user_with_few_rights_reads_the_permitted_tables(
-    filled_store, database_url, postgresql_server
-):
-    if not is_postgresql(database_url):
-        pytest.skip("SQLite has no users")
-    owner = create_engine(database_url, isolation_level="AUTOCOMMIT")
-    with owner.connect() as connection:
-        connection.exec_driver_sql("DROP ROLE IF EXISTS reader")
-        connection.exec_driver_sql("CREATE ROLE reader LOGIN PASSWORD 'w'")
-        connection.exec_driver_sql("GRANT USAGE ON SCHEMA public TO reader")
-        connection.exec_driver_sql(
-            "GRANT SELECT ON labels, configurations, devices, alembic_version TO reader"
-        )
-    url = make_url(database_url).set(username="reader", password="w")  # noqa: S106
-    with Store.open_to_read(url.render_as_string(hide_password=False)) as readable:
-        assert rows(readable, "SELECT count(*), current_user FROM labels") == [[3, "reader"]]
-        with pytest.raises(InputError, match="permission denied"):
-            readable.query_sql("SELECT * FROM measurements")
-        with pytest.raises(InputError, match="refused"):
-            readable.query_sql("DELETE FROM labels")
-    with owner.connect() as connection:
-        connection.exec_driver_sql("DROP OWNED BY reader")
-        connection.exec_driver_sql("DROP ROLE reader")
-    owner.dispose()

@@ -1,17 +1,13 @@
 """The store among many processes, some of which die."""
 
 import multiprocessing
-import os
 import re
-import signal
 import threading
 from collections import Counter
 
 import pytest
 import store_workers
 from store_samples import DEVICE, campaign_with, configuration
-
-from trappm.store import Store
 
 PATIENCE_S = 120
 context = multiprocessing.get_context("forkserver")
@@ -79,26 +75,3 @@ def test_competing_processes_lose_and_duplicate_no_labels(store, database_url, s
         assert store.campaigns.events(campaign_id) == []
     assert len(store.labels.find()) == assignments
     assert store.check() == []
-
-
-def test_acknowledged_records_survive_a_kill(database_url, started):
-    """A process is killed when it has reported this number of records."""
-    acknowledged = set()
-    for count in (3, 40):
-        ours, theirs = context.Pipe(duplex=False)
-        process = started(store_workers.record_for_ever, database_url, theirs)
-        theirs.close()
-        for _ in range(count):
-            assert ours.poll(PATIENCE_S)
-            acknowledged.add(ours.recv())
-        os.kill(process.pid, signal.SIGKILL)
-        process.join()
-        try:
-            while True:
-                acknowledged.add(ours.recv())  # what it still said before it died
-        except EOFError:
-            pass
-        with Store.open_to_read(database_url) as store:
-            kept, _ = store.query_sql("SELECT attempt_key FROM measurements", limit=100_000)
-            assert acknowledged <= set(kept.attempt_key)
-            assert store.check() == []

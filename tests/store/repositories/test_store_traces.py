@@ -1,6 +1,5 @@
 """Both homes of the cache of traced steps: a folder, and the label store with its queries."""
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -125,15 +124,6 @@ def test_another_version_of_a_library_needs_a_new_trace(cache, monkeypatch):
     assert cache.get(KEY).to_bytes() == trace(frozen=3).to_bytes()
     monkeypatch.undo()
     assert cache.get(KEY).to_bytes() == trace().to_bytes()
-
-
-def test_several_processes_put_the_same_steps(home):
-    keys = [TraceKey(f"model{n % 3}", 64) for n in range(12)]
-    cache = home.opened()
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda key: cache.put(key, trace()), keys))
-    assert cache.missing(keys) == []
-    assert all(isinstance(cache.get(key), Trace) for key in keys)
 
 
 def test_equal_graphs_are_stored_once(store, database_url):
