@@ -52,14 +52,6 @@ def test_nodes_authenticate_without_secrets_in_files_and_measure_at_full_priorit
     assert not re.search(r"--index-url|PIP_INDEX_URL|pypi\.org|/simple\b", text)
 
 
-@pytest.mark.parametrize("name", ["ray_config.yaml", "ray_config_on_premises.yaml"])
-def test_the_memory_monitor_of_ray_is_off_on_workers_only(name):
-    config = loaded(name)
-    (worker,) = [c for c in config.pop("worker_start_ray_commands") if "ray start" in c]
-    assert "RAY_memory_monitor_refresh_ms=0 ray start" in worker
-    assert "memory_monitor" not in str(config)
-
-
 def test_the_on_premises_file_is_accepted_and_its_head_offers_no_gpu():
     on_premises = loaded("ray_config_on_premises.yaml")
     _validate(on_premises)
