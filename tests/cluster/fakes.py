@@ -249,7 +249,7 @@ class FakeWorkers:
         return 0
 
     def want(self, wanted, at_most, set_aside=()):
-        pass
+        self.at_most = at_most
 
     def collect(self):
         return self.wait(0)

@@ -322,6 +322,29 @@ IN_TWO_FORMATS = {
 }
 
 
+class GoneElsewhere(BusyElsewhere):
+    """The node that traces is gone at the third start, and steps are traced where GPUs measure."""
+
+    turns = 0
+
+    def leave(self):
+        self.traces_elsewhere = False
+
+    def may_trace(self):
+        self.turns += not self.traces_elsewhere
+        if self.turns == 10:
+            self.started_before = len(self.starts)
+        return len(self.traced) < 5 or self.turns >= 10
+
+
+def test_nothing_is_measured_while_steps_are_traced_after_the_other_nodes_have_left(store):
+    workers = GoneElsewhere(until=0)
+    workers.at = (3, workers.leave)
+    run = campaign(store, workers, **GPUS, **IN_TWO_FORMATS)
+    assert run.run() == "snap1"
+    assert workers.started_before == 4  # of five that were planned
+
+
 def test_the_evaluation_set_is_measured_while_steps_are_traced_on_other_nodes(store):
     workers, learner = BusyElsewhere(until=3 + 2), SlowToStart()
     run = campaign(store, workers, learner, **GPUS, **IN_TWO_FORMATS)

@@ -65,6 +65,7 @@ def test_a_sick_gpu_wastes_few_attempts(store, canary, wasted):
     run = campaign(store, workers, canary=canary, **MANY)
     assert run.run() == "snap1"
     assert +workers.wasted == dict.fromkeys(workers.sick, wasted)
+    assert workers.at_most == {"a100": 16 + 2}  # others may take the place of the two
     assert labels_by_device(store, run.id) == {"a100": 80}  # nothing was given up
 
 
@@ -106,6 +107,12 @@ def test_a_campaign_without_a_healthy_worker_pauses_and_can_be_resumed(store, ba
     assert well.done[0] == ("w-cpu-2t", "canary")
     assert labels_by_device(store, run.id) == BUDGET
     assert not recorded & set(well.starts)
+
+
+def test_a_lost_worker_is_followed_by_a_canary(store):
+    workers = FakeWorkers(faults={2: "lost"})
+    ran(store, workers, canary=CANARY | {"every_measurements": 99})
+    assert after_each_canary(workers, "w-cpu-2t") == [2, BUDGET["cpu-2t"] - 1]
 
 
 SIMULATED = {"devices": {"source": "simulated:a100", "target": "simulated:v100"}}

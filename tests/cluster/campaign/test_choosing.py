@@ -21,7 +21,7 @@ from fakes import (
 )
 
 from trappm.cluster.campaign.learner import CampaignLearner
-from trappm.cluster.campaign.planner import Choice, ChoiceRequest
+from trappm.cluster.campaign.planner import Choice, ChoiceRequest, _least_mib
 from trappm.cluster.campaign.training import training_labels
 from trappm.cluster.trace_tasks import trace_of
 from trappm.learner.acquisition import STRATEGIES
@@ -208,6 +208,19 @@ def test_heads_start_from_the_data_sheet_of_the_card_in_their_snapshot(
     assert snapshot.manifest.families == sorted({family_of(c.architecture) for c in configurations})
 
 
+def test_choices_depend_on_the_data_sheet_of_the_card(traced):
+    learner, configurations = traced
+
+    def costs(**changes):
+        candidates = [c.id for c in configurations[:4]]
+        return asked(learner, candidates=candidates, **changes).predicted_cost
+
+    plain = costs()
+    assert (costs(card=A100_80GB) < plain).all()
+    learner.fit(labels_of(configurations[:3], "a100", A100_80GB))
+    assert (costs(card="a100") < plain).all(), "the campaign's own labels know it better"
+
+
 @pytest.mark.parametrize(("device", "taught"), [("a100", False), ("v100", True)])
 def test_choices_on_a_target_gpu_use_the_constants_of_other_gpus(traced, device, taught):
     """Before any label as well, and then from where labels of the source have its constants."""
@@ -380,6 +393,15 @@ def test_what_surely_does_not_fit_is_not_drawn_for_the_evaluation_set(store):
     drawn = [a for a in store.assignments.of_campaign(run.id) if a.role == "evaluate"]
     assert len(drawn) == 8
     assert max(a.configuration.batch_size for a in drawn) == 8
+
+
+def test_tensors_need_less_memory_only_in_types_of_fewer_bytes():
+    fp32 = Configuration(architecture="test_resnet", batch_size=8, input_size=64)
+    step = trace_of(TraceKey.of(fp32))
+    least = {p: _least_mib(replace(fp32, precision=p), step.key, step.made) for p in Precision}
+    assert least[Precision.FP32] > 0
+    for precision, mib in least.items():
+        assert mib == least[Precision.FP32] * (1.0 if precision.is_fp32 else 0.5)
 
 
 class Compiling(FakeWorkers):

@@ -191,6 +191,8 @@ def test_a_budget_is_spent_exactly(rules, reason):
     assert may_measure(before, plan)
     assert may_measure(before, plan, begun=1) == ("labels" not in rules)  # runs count as labels
     assert stop_that_holds(before, plan, NOW) is None
+    running = standing(labels=57, pending=[("cpu-2t", 1, 0, 3)])
+    assert may_measure(running, plan) == ("labels" not in rules)
     after = standing(labels=60, attempts={"cpu-2t": 60}, seconds={"cpu-2t": 3600.0})
     assert stop_that_holds(after, plan, NOW).reason == reason
 
