@@ -71,6 +71,8 @@ def test_traces_avoid_nodes_that_measure_by_their_labels(monkeypatch, nodes, oth
     assert options["label_selector"] == {ACCELERATOR_LABEL: "!in(A100,V100)"}
     assert options["fallback_strategy"] == [{"label_selector": {}}]  # better there than nowhere
     assert has_other_nodes(["a100", "v100"]) is others
+    of_a_pool = tracing_options([])  # avoids all GPUs that there are
+    assert of_a_pool["label_selector"] == {ACCELERATOR_LABEL: "!in(A100)"}
 
 
 def test_a_learner_is_put_next_to_the_campaign_or_on_a_gpu(monkeypatch):

@@ -24,6 +24,7 @@ from trappm.cluster.campaign.profiler_pool import (
     STARTS,
     ProfilerActor,
     ProfilerPool,
+    pause_after,
 )
 from trappm.cluster.campaign.workers import CanaryCheck
 from trappm.profiler.errors import DeviceError
@@ -256,3 +257,8 @@ def test_a_node_without_a_library_refuses_to_measure(monkeypatch):
     facts = ProfilerActor.__new__(ProfilerActor).describe()
     assert facts["gpus"] == ["3"]
     assert "trappm.profiler.devices" in facts["refusal"]
+
+
+def test_the_pause_between_failed_starts_grows_to_a_limit():
+    assert [pause_after(n) for n in (1, 2, 3)] == [2 * RECRUIT_S, 4 * RECRUIT_S, 8 * RECRUIT_S]
+    assert pause_after(5_000) == REFUSED_S  # as it is after some days

@@ -221,6 +221,12 @@ def test_choices_depend_on_the_data_sheet_of_the_card(traced):
     assert (costs(card="a100") < plain).all(), "the campaign's own labels know it better"
 
 
+def test_a_source_that_is_not_a_known_gpu_does_not_inform_a_gpu(traced):
+    learner, configurations = traced
+    learner._source = "cpu-2t"
+    assert not asked(learner, device="v100", candidates=[c.id for c in configurations]).taught
+
+
 @pytest.mark.parametrize(("device", "taught"), [("a100", False), ("v100", True)])
 def test_choices_on_a_target_gpu_use_the_constants_of_other_gpus(traced, device, taught):
     """Before any label as well, and then from where labels of the source have its constants."""

@@ -18,6 +18,7 @@ from store_samples import campaign_with, configuration, lease_next, measurement,
 import trappm.store.engine
 from trappm.profiler.errors import StoreAccessError, StoreError
 from trappm.store import Patience, Store
+from trappm.store.engine import StoreAwayError, make_engine, store_errors
 
 PATIENCE_S = 120
 
@@ -181,3 +182,12 @@ def test_a_server_that_comes_up_while_its_failure_is_looked_at_is_waited_for(
     waits, back = notices
     assert "starting up" in waits
     assert "answers again" in back
+
+
+@pytest.mark.parametrize("name", ["SQLITE_LOCKED", "SQLITE_FULL", "SQLITE_IOERR_WRITE"])
+def test_a_full_disk_or_quota_is_waited_for(tmp_path, name):
+    error = sqlite3.OperationalError("not now")
+    error.sqlite_errorname = name
+    engine = make_engine(f"sqlite:///{tmp_path / 'labels.db'}")
+    with pytest.raises(StoreAwayError, match="not now"), store_errors(engine):
+        raise error
