@@ -7,13 +7,13 @@ from types import SimpleNamespace
 import pytest
 import ray
 from fakes import FakeLearner, FakeWorkers, Inline, spec
-from ray.exceptions import ActorDiedError
+from ray.exceptions import ActorDiedError, RayTaskError
 
 from trappm.cluster import launch
 from trappm.cluster.campaign import actor, process
 from trappm.cluster.campaign.process import Follower, this_process
 from trappm.cluster.spec import load_preset
-from trappm.profiler.errors import CampaignError
+from trappm.profiler.errors import CampaignError, InputError
 from trappm.store import CampaignState, Home, Store, StoreAccess, StoreNotUpError
 
 
@@ -169,6 +169,13 @@ def test_the_error_names_the_reason_why_the_campaign_process_ended(store, campai
     message = r"crashed \(Its node ran out of memory\); nothing .* trappm campaign resume \w+$"
     with pytest.raises(CampaignError, match=message):
         followed(store, campaign_id, Process(error))
+
+
+def test_a_failure_before_the_campaign_began_is_shown(store, campaign_id):
+    claimed(store, campaign_id)
+    cause = InputError("the label store is of another version")
+    with pytest.raises(InputError, match="of another version"):
+        followed(store, campaign_id, Process(RayTaskError("ended", "", cause)))
 
 
 def test_a_campaign_without_a_process_ends_with_the_command_to_resume_it(

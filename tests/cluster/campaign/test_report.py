@@ -16,7 +16,6 @@ from trappm.reports.campaign_report import (
     print_report,
     print_status,
 )
-from trappm.store.records import Activity
 from trappm.store.schema import CampaignRow
 
 
@@ -90,14 +89,3 @@ def test_status_reports_what_a_campaign_has_spent(store):
     assert cost.gpu_hours == pytest.approx(on_gpu / 3600)
     assert cost.cpu_hours == pytest.approx(on_cpu / 3600)
     assert cost.cpu_hours_to_come == pytest.approx((BUDGET["cpu-2t"] - on_cpu) / 3600)
-
-
-def test_a_campaign_that_has_just_begun_can_be_watched(store, capsys):
-    run = campaign(store, FakeWorkers())
-    assert campaign_facts(store, run.id).minutes_to_go is None
-    run.store.owners.report(run.id, Activity(stage="measuring, round 0 of 4", eta_s=90.0))
-    facts = campaign_facts(store, run.id)
-    assert facts.minutes_to_go == 1.5
-    assert {device.done for device in facts.devices.values()} == {0}
-    print_status(facts)
-    assert "running" in capsys.readouterr().out

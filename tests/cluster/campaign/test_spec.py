@@ -55,15 +55,6 @@ def test_an_example_is_a_campaign_and_names_a_pool_of_the_examples(path):
     assert spec.pool in {load_pool_file(pool).name for pool in EXAMPLES.glob("pool_*.yaml")}
 
 
-@pytest.mark.parametrize(("source", "count"), [("a100", 2), ("simulated:a100", 0)])
-def test_what_suits_cpus_only_is_remarked_on_gpus(source, count):
-    laptop = load_preset("laptop")
-    devices = laptop.devices.model_copy(update={"source": source})
-    remarks = laptop.model_copy(update={"devices": devices}).remarks
-    assert len(remarks) == count
-    assert all(source in remark for remark in remarks)
-
-
 def test_pools_can_be_named_and_stop_rules_and_protocols_described():
     stop = {
         "target_mape": {"step_time_ms": 10, "memory_mib": 5}, "labels": 400, "gpu_hours": 12.5,

@@ -10,21 +10,6 @@ from trappm.cluster.spec import MAX_FILE_BYTES, load_file, parse_text
 from trappm.prediction.cost import prices_of
 from trappm.profiler.errors import InputError
 
-GROUP = "architectures: [resnet18], batch_sizes: [1], input_sizes: [32]"
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (f"{{nam: a, groups: [{{{GROUP}}}]}}", "nam: unknown key; did you mean 'name'?"),
-        ("{nam: a}", "nam: unknown key; did you mean 'name'? (and 1 more)"),
-    ],
-)
-def test_a_misspelt_key_explains_a_missing_key(text, message):
-    with pytest.raises(InputError) as caught:
-        parse_text(text, PoolFile, origin="my.yaml", kind="pool")
-    assert str(caught.value) == f"my.yaml: {message}"
-
 
 def test_pipes_devices_and_huge_files_are_not_read(tmp_path):
     os.mkfifo(tmp_path / "pipe.yaml")

@@ -43,6 +43,15 @@ def test_a_successful_measurement_creates_a_label(store):
     assert store.campaigns.outcome_counts(campaign_id) == {DEVICE: {"ok": 1}}
 
 
+def test_labels_of_a_campaign_are_in_planned_order(store):
+    sizes = [8, 1, 64, 4]
+    campaign_id = campaign_with(store, [configuration(b) for b in sizes])
+    for outcome in ("unstable", *["ok"] * len(sizes)):
+        measure_next(store, campaign_id, outcome)
+    labels = store.labels.of_campaign(campaign_id)
+    assert [label.configuration.batch_size for label in labels] == sizes
+
+
 def test_the_first_label_of_a_stack_and_protocol_is_kept(store):
     other_stack = {**ENVIRONMENT, "torch": "2.14.0"}
     other_load = {**ENVIRONMENT, "load_average_before": 3.0, "host": "there"}

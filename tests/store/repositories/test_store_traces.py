@@ -131,6 +131,8 @@ def test_equal_graphs_are_stored_once(store, database_url):
     for key in (KEY, half, OTHER):
         store.traces.put(key, trace())
     assert len(contents(database_url)["graphs"]) == 1
+    assert store.traces.graphs_of_size(2) == {template().content_hash: template().to_bytes()}
+    assert store.traces.graphs_of_size(3) == {}
     graphs = store.traces.graphs([KEY, half, TraceKey("vgg11", 64)])
     assert graphs == dict.fromkeys([KEY, half], template().to_bytes())
     steps = store.traces.steps([KEY, half])
