@@ -249,7 +249,7 @@ class FakeWorkers:
         return 0
 
     def want(self, wanted, at_most, set_aside=()):
-        pass
+        self.at_most = at_most
 
     def collect(self):
         return self.wait(0)
@@ -315,28 +315,18 @@ class FakeTraces:
 
 
 class Inline:
-    """A learner that works while the campaign waits for it.
+    """A learner that works while the campaign waits for it."""
 
-    Args:
-        learner: Learner that is called.
-        seconds: Time that calls take, by method.
-    """
-
-    def __init__(self, learner, seconds=None):
-        self.learner, self._seconds = learner, seconds or {}
+    def __init__(self, learner):
+        self.learner = learner
 
     def begin(self, method, *arguments):
-        self._ready_at = time.monotonic() + self._seconds.get(method, 0.0)
         self._work = lambda: getattr(self.learner, method)(*arguments)
 
     def progress(self):
         return (0, 0)
 
     def wait(self, timeout_s):
-        if (left_s := self._ready_at - time.monotonic()) > 0:
-            time.sleep(min(left_s, timeout_s))
-        if time.monotonic() < self._ready_at:
-            return False
         try:
             self.result = self._work()
         except UnfinishedError:

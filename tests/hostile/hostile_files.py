@@ -4,6 +4,7 @@ Some name a folder of secrets, whose file `secret` holds SECRET; next to the mod
 """
 
 import itertools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,6 @@ _SHAPE = ["n", 3, 8, 8]
 _IMAGE = helper.make_tensor_value_info("x", TensorProto.FLOAT, _SHAPE)
 _RESULT = helper.make_tensor_value_info("y", TensorProto.FLOAT, _SHAPE)
 _RELU = helper.make_node("Relu", ["x"], ["y"])
-_MARK = "\u00e9\u00e9\u00e9"
 _OPSETS = [helper.make_opsetid("", 17)]
 node = helper.make_node
 
@@ -33,9 +33,10 @@ def hostile_files(secrets: Path) -> Iterator[tuple[str, bytes]]:
         shown = location.replace(str(secrets), "S")
         for name, content in tensors_at(location):
             yield f"{name} at {shown!r}", content
-    for kind in (_types(), _text(), _domains(), _giants(), _functions(), _chains()):
+    for kind in (_types(), _domains(), _giants(), _functions(), _chains()):
         for name, content in kind:
             yield name, content.SerializeToString()
+    yield from _text()
     yield from _amplified()
     whole = model(_RELU).SerializeToString()
     for length in range(0, len(whole), 4):
@@ -143,52 +144,30 @@ def _types() -> Iterator[tuple[str, onnx.ModelProto]]:
             yield f"{operator} of type {kind}", model(like, node("Add", ["x", "c"], ["y"]))
 
 
+_WORDS = (
+    rb"Mul|Elu|weight|inner|named|words|other|first|last|alpha|given|attribute|location|value|facts"
+)
+
+
 def _text() -> Iterator[tuple[str, bytes]]:
-    """Text that is not UTF-8, in every field of text that there is in a model of everything."""
-    full = model(node("Mul", ["x", "w"], ["t"], name="n", doc_string="d"),
-                 node("F", ["t"], ["y"], domain="f"), domains=["f"],
-                 initializers=[helper.make_tensor("w", TensorProto.FLOAT, [1], [0])],
-                 functions=[helper.make_function("f", "F", ["a"], ["b"],
-                                                 [node("Elu", ["a"], ["b"], alpha=1.0)],
-                                                 _OPSETS, ["k"])])  # fmt: skip
-    full.graph.node[0].attribute.add(name="a", type=AttributeProto.STRING, s=b"text")
-    full.graph.initializer[0].external_data.add(key="key", value="value")
-    full.graph.quantization_annotation.add(tensor_name="w")
-    for holder in (full, full.graph, full.graph.node[0], full.graph.input[0], full.functions[0]):
-        holder.metadata_props.add(key="key", value="value")
-    full.graph.value_info.add(name="t", doc_string="d")
-    for path, field in _strings(full):
-        damaged = onnx.ModelProto()
-        damaged.CopyFrom(full)
-        holder = damaged
-        for name, place in path:
-            holder = getattr(holder, name)
-            holder = holder if place is None else holder[place]
-        if field.is_repeated:
-            getattr(holder, field.name).append(_MARK)
-        else:
-            setattr(holder, field.name, _MARK)
-        content = damaged.SerializeToString().replace(_MARK.encode(), b"\xff\xfe\xff\xfe\xff\xfe")
-        where = ".".join(name for name, _ in path)
-        yield f"no UTF-8 in {where}.{field.name}", _Raw(content)
-
-
-class _Raw(bytes):
-    def SerializeToString(self) -> bytes:  # noqa: N802  (as protobuf has it)
-        return self
-
-
-def _strings(message, path=()):
-    """Where text may stand: every field of each message that is set."""
-    for field in message.DESCRIPTOR.fields:
-        if field.type == field.TYPE_STRING:
-            yield path, field
-        elif field.message_type is not None:
-            inner = getattr(message, field.name)
-            if field.is_repeated and len(inner):
-                yield from _strings(inner[0], (*path, (field.name, 0)))
-            elif not field.is_repeated and message.HasField(field.name):
-                yield from _strings(inner, (*path, (field.name, None)))
+    """Text that is not UTF-8, in place of each word in a model of everything."""
+    made = model(node("Mul", ["x", "weight"], ["inner"], name="named", doc_string="words"),
+                 node("F", ["inner"], ["y"], domain="other"), domains=["other"],
+                 initializers=[helper.make_tensor("weight", TensorProto.FLOAT, [1], [0])],
+                 functions=[helper.make_function("other", "F", ["first"], ["last"],
+                                                 [node("Elu", ["first"], ["last"], alpha=1.0)],
+                                                 _OPSETS, ["given"])])  # fmt: skip
+    made.graph.node[0].attribute.add(name="attribute", type=AttributeProto.STRING, s=b"text")
+    made.graph.initializer[0].external_data.add(key="location", value="value")
+    made.graph.quantization_annotation.add(tensor_name="weight")
+    for holder in (made, made.graph, made.graph.node[0], made.graph.input[0], made.functions[0]):
+        holder.metadata_props.add(key="facts", value="value")
+    made.graph.value_info.add(name="inner", doc_string="words")
+    content = made.SerializeToString()
+    for word in re.finditer(_WORDS, content):
+        damaged = b"\xff\xfe\xff\xfe".ljust(len(word[0]))
+        yield (f"no UTF-8 at {word[0].decode()}, {word.start()}",
+               content[: word.start()] + damaged + content[word.end() :])  # fmt: skip
 
 
 def _domains() -> Iterator[tuple[str, onnx.ModelProto]]:

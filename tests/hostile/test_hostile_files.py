@@ -4,15 +4,9 @@ The process that looks at unknown files works in the root folder here, where a p
 in front would find the most.
 """
 
-import http.client
 import json
 import os
-import re
-import subprocess
-import sys
-import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
 import pytest
@@ -117,70 +111,3 @@ def test_the_command_answers_or_refuses_hostile_files(folders, tmp_path, monkeyp
             assert line.startswith("trappm: error: "), f"{name}: {line}"
             check_line(name, line)
     assert statuses[2] > statuses[1] > 0 < statuses[0]
-
-
-AT_ONCE = 4
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    """A process that serves, and its port; what it says stands in a file."""
-    folder = tmp_path_factory.mktemp("served")
-    command = [sys.executable, "-c", "from trappm.cli import main; main()", "serve", "--port", "0",
-               "--timeout", "900"]  # fmt: skip
-    environment = {**os.environ, "TRAPPM_HOME": str(folder), "PYTHONUNBUFFERED": "1"}
-    with (
-        (folder / "stderr").open("w") as stderr,
-        subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment
-        ) as process,
-    ):
-        try:
-            yield process, int(re.search(r":(\d+) ", process.stdout.readline())[1]), folder
-        finally:
-            process.terminate()
-            process.wait(60)
-
-
-def uploaded(port, content):
-    """Status, type and body of the answer; where the server is busy it is asked again."""
-    head = '--x\r\nContent-Disposition: form-data; name="{}"{}\r\n\r\n'
-    form = b"".join((
-        head.format("file", '; filename="x.onnx"').encode(), content, b"\r\n",
-        head.format("question", "").encode(), b'{"device": "a100"}\r\n--x--\r\n',
-    ))  # fmt: skip
-    while True:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=900)
-        headers = {"Content-Type": "multipart/form-data; boundary=x"}
-        connection.request("POST", "/v1/predict/upload", form, headers)
-        response = connection.getresponse()
-        answer = response.status, response.headers["Content-Type"], response.read()
-        connection.close()
-        if response.status != 503:
-            return answer
-        time.sleep(float(response.headers["Retry-After"]))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_the_server_answers_or_refuses_hostile_files(folders, server):
-    process, port, folder = server
-    statuses = Counter()
-
-    def ask(name, content):
-        status, kind, body = uploaded(port, content)
-        statuses[status] += 1
-        assert status in {200, 413, 422}, f"{name}: {body}"
-        reply = json.loads(body)
-        if status != 200:
-            assert kind == "application/problem+json", name
-            check_line(name, reply["detail"])
-
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        list(pool.map(ask, *zip(*hostile_files(folders[1]), strict=True)))
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    connection.request("GET", "/readyz")
-    assert connection.getresponse().status == 200
-    assert process.poll() is None
-    assert statuses[422] > statuses[200] > 0
-    assert (folder / "stderr").read_text() == ""

@@ -68,10 +68,10 @@ class FakeCampaignActor(CampaignActor):
             home /= f"home of {node_id}"
         super().__init__(home, *arguments)
 
-    def _workers(self):
+    def _make_profilers(self):
         return FakePool(self.spec.devices.keys, may_grow=True, tell=partial(self._note, "node"))
 
-    def _learner(self):
+    def _make_learner(self):
         return fake_learner(partial(self._note, "learner"))
 
 

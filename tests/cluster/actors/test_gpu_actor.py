@@ -44,24 +44,6 @@ print(json.dumps({"gpus": gpus, "free": free, "described": described,
 """
 
 
-LOCKED = """
-import json
-from filelock import FileLock
-from trappm.cluster.campaign import profiler_pool
-from trappm.profiler.devices import open_device
-from trappm.profiler.measuring.attempt import LOCK_DIR, lock_path
-from trappm.profiler.records import QUICK
-from trappm.profiler.records import Configuration
-
-profiler_pool.LOCK_S = 1.0
-step = Configuration(architecture="test_resnet", batch_size=1, input_size=32)
-(name,) = open_device("h200").lock_names
-with FileLock(lock_path(LOCK_DIR, name)):
-    end = profiler_pool.ProfilerActor("h200").measure(step, QUICK, "once")
-print(json.dumps([end.outcome, end.failed_in, end.message]))
-"""
-
-
 def answers(program: str, machine: Machine, *arguments: str) -> Any:
     """What the program prints on this machine."""
     done = subprocess.run(
@@ -93,13 +75,7 @@ def test_ranks_get_the_gpus_of_one_node() -> None:
     assert_no_cuda(answer["end"])
 
 
-def test_a_campaign_does_not_wait_long_for_a_gpu_that_is_locked() -> None:
-    outcome, phase, message = answers(LOCKED, Machine(Board("GPU-aaaa", "NVIDIA H200")))
-    assert (outcome, phase) == ("error", "worker")
-    assert "another measurement has held" in message
-    assert message.endswith("of this host for 1 s")
-
-
+@pytest.mark.slow
 def test_each_actor_describes_the_gpu_that_ray_assigned() -> None:
     machine = Machine(
         Board("GPU-aaaa", "NVIDIA H200"),

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import multiprocessing
 
+import numpy as np
 import pytest
-from fake_ray import PENDING, FakeRay
+from fake_ray import FakeRay
 from fakes import OTHER_CODE, FakeLearner
-from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError, RuntimeEnvSetupError
+from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError
 
 from trappm.cluster.campaign import learner_handle as module
 from trappm.cluster.campaign.learner_handle import LearnerHandle, prepare_learner
 from trappm.profiler.errors import CampaignError
+from trappm.profiler.host import procfs
+from trappm.profiler.host.environment import this_code
 
 
 @pytest.fixture
@@ -32,7 +34,6 @@ def handle(monkeypatch):
     ("error", "why"),
     [
         (OutOfMemoryError("a worker was killed\nmore of it"), "a worker was killed"),
-        (RuntimeEnvSetupError("no space"), "no space"),
         (RayActorError(), "The actor experienced an error before finishing this task."),
     ],
 )
@@ -58,13 +59,6 @@ def test_a_learner_refuses_a_node_with_another_version_of_trappm():
     words = r"has TraPPM .*, the campaign has TraPPM 0\.2\.9 \(code 01234567\).* as runtime_env"
     with pytest.raises(CampaignError, match=words):
         prepare_learner(FakeLearner)(OTHER_CODE)
-
-
-def test_progress_of_a_learner_that_ray_has_ended_is_left_to_its_call(handle):
-    made, _ = handle(
-        lambda call: OutOfMemoryError("too little") if call.method == "progress" else PENDING
-    )
-    assert made.progress() == (0, 0)
 
 
 def test_an_error_of_a_call_that_a_new_learner_repeats_is_reported(handle):
@@ -101,28 +95,24 @@ def test_the_result_is_that_of_the_call_and_not_of_those_repeated_before_it(hand
     assert made.result == ("choose", 2)
 
 
-PROGRAM = """
-import numpy as np
-from trappm.cluster.campaign.learner_handle import prepare_learner
-from trappm.profiler.host import procfs
-from trappm.profiler.host.environment import this_code
+class Asking:
+    """A learner that says whether it may have 32 GiB."""
 
-class Learner:
-    def __init__(self, labels):
-        self.labels = labels
-
-procfs.allowed_memory_mib = lambda: 3000.0
-learner = prepare_learner(Learner)(this_code(), labels=5)
-few = np.ones(1 << 20)
-try:
-    np.empty(4 << 30)
-except MemoryError:
-    print(type(learner).__name__, learner.labels, "has its own limit")
-"""
+    def __init__(self, told):
+        np.ones(1 << 20)
+        try:
+            np.empty(4 << 30)
+        except MemoryError:
+            told.send("it has its own limit")
 
 
-def test_a_learner_that_takes_too_much_fails_instead_of_its_container():
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, timeout=120
+def test_a_learner_that_takes_too_much_fails_instead_of_its_container(monkeypatch):
+    monkeypatch.setattr(procfs, "allowed_memory_mib", lambda: 3000.0)
+    ours, told = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("fork").Process(
+        target=prepare_learner(Asking), args=[this_code()], kwargs={"told": told}
     )
-    assert done.stdout == "Learner 5 has its own limit\n"
+    process.start()
+    told.close()
+    assert ours.recv() == "it has its own limit"
+    process.join()

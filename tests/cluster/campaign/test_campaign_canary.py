@@ -7,7 +7,6 @@ import itertools
 import pytest
 from fakes import (
     BUDGET,
-    ONE_DEVICE,
     FakeLearner,
     FakeWorkers,
     campaign,
@@ -24,7 +23,6 @@ CANARY = {
     "every_measurements": 4,
     "reference_readings": 1,
 }
-TWO_WORKERS = [("one", "cpu-2t"), ("two", "cpu-2t")]
 
 
 def after_each_canary(workers, name):
@@ -40,36 +38,12 @@ def test_every_worker_measures_its_canary_first_and_then_as_planned(store):
     assert after_each_canary(workers, "w-cpu-2t") == [4, 4, 3]
     assert after_each_canary(workers, "w-cpu-1t") == [4, 2]
     assert labels_by_device(store, run.id) == BUDGET
-    readings = store.canaries.all(campaign_id=run.id)
-    assert [r.decision for r in readings] == ["ok"] * 5
-    assert readings == store.canaries.all()
+    assert [r.decision for r in store.canaries.all(campaign_id=run.id)] == ["ok"] * 5
     assert [r.reference_ms for r in store.canaries.all(device="cpu-2t")] == [None, 10, 10]
-    assert sum("canary ok" in line for line in workers.lines) == 5
-    outcomes = store.campaigns.outcome_counts(run.id).values()
-    assert sum(sum(counts.values()) for counts in outcomes) == sum(BUDGET.values())
     assert len(store.labels.find()) == sum(BUDGET.values())  # canaries are no labels
     ran(store, FakeWorkers(), seed=8, canary=CANARY)
     references = [r.reference_ms for r in store.canaries.all(device="cpu-2t")]
     assert references[3] == 10.0  # of all campaigns
-
-
-@pytest.mark.parametrize("off", [False, None])
-def test_canaries_can_be_switched_off(store, off):
-    workers = FakeWorkers()
-    campaign(store, workers, canary=off).run()
-    assert {what for _, what in workers.done} == {"label"}
-    assert store.canaries.all() == []
-
-
-def test_the_work_of_a_stopped_worker_goes_to_another_of_its_device(store):
-    workers = FakeWorkers(canary={"one": [10.0, 20.0, 20.0]}, workers=TWO_WORKERS)
-    run = campaign(store, workers, canary=CANARY, **ONE_DEVICE)
-    assert run.run() == "snap1"
-    assert after_each_canary(workers, "one") == [4, 0, 0]
-    assert sum(after_each_canary(workers, "two")) == BUDGET["cpu-2t"] - 4
-    assert labels_by_device(store, run.id) == {"cpu-2t": BUDGET["cpu-2t"]}
-    (event,) = [e for e in store.campaigns.events(run.id) if e.kind == "canary"]
-    assert "cpu-2t: one is set aside for an hour" in event.message["message"]
 
 
 MANY = {
@@ -85,40 +59,17 @@ MANY = {
 GPUS = [(f"gpu-{i}", "a100") for i in range(8)]
 
 
-class OnDemand(FakeWorkers):
-    """Workers on a cluster with eight GPUs: as many join as the campaign wants."""
-
-    asked = 0
-
-    def want(self, wanted, at_most, set_aside=()):
-        self.asked = max(self.asked, min(wanted["a100"], at_most["a100"]))
-
-    def refresh_workers(self):
-        return super().refresh_workers()[: self.asked]
-
-
-@pytest.mark.parametrize("bad", ["gpu-0", "gpu-1"])
-def test_another_gpu_takes_the_place_of_one_that_is_set_aside(store, bad):
-    workers = OnDemand(workers=GPUS, canary={bad: ["error", "error"]})
-    run = campaign(store, workers, canary=CANARY, max_workers={"source": 2}, **MANY)
-    assert run.run() == "snap1"
-    assert {name for name, what in workers.done if what == "label"} == {
-        "gpu-0", "gpu-1", "gpu-2"
-    } - {bad}  # fmt: skip
-    assert workers.asked == 3
-
-
 @pytest.mark.parametrize(("canary", "wasted"), [(CANARY, 1), (False, 3)])
 def test_a_sick_gpu_wastes_few_attempts(store, canary, wasted):
     workers = FakeWorkers(workers=GPUS, sick={"gpu-1": 30, "gpu-5": 30})
     run = campaign(store, workers, canary=canary, **MANY)
     assert run.run() == "snap1"
     assert +workers.wasted == dict.fromkeys(workers.sick, wasted)
+    assert workers.at_most == {"a100": 16 + 2}  # others may take the place of the two
     assert labels_by_device(store, run.id) == {"a100": 80}  # nothing was given up
 
 
-@pytest.mark.parametrize("canary", [CANARY, False])
-def test_a_worker_that_was_set_aside_measures_again_once_it_is_repaired(store, canary):
+def test_a_worker_that_was_set_aside_measures_again_once_it_is_repaired(store):
     """Until then it keeps its GPU, and the seven others go on."""
 
     def repair():
@@ -127,18 +78,17 @@ def test_a_worker_that_was_set_aside_measures_again_once_it_is_repaired(store, c
 
     now = [0.0]
     workers = FakeWorkers(workers=GPUS, sick={"gpu-1": 0}, at=(40, repair))
-    run = campaign(store, workers, clock=lambda: now[0], canary=canary, **MANY)
+    run = campaign(store, workers, clock=lambda: now[0], canary=CANARY, **MANY)
     assert run.run() == "snap1"
     labels = [name for name, what in workers.done if what == "label"]
-    assert labels[:40].count("gpu-1") == (0 if canary else 3)
+    assert labels[:40].count("gpu-1") == 0
     assert "gpu-1" in labels[40:]
     assert set(labels[:40]) >= {name for name, _ in GPUS} - {"gpu-1"}
-    if canary:
-        of_it = [what for name, what in workers.done if name == "gpu-1"]
-        assert of_it[:5] == ["canary", "canary", "canary", "label", "label"]
+    of_it = [what for name, what in workers.done if name == "gpu-1"]
+    assert of_it[:5] == ["canary", "canary", "canary", "label", "label"]
 
 
-@pytest.mark.parametrize("bad", [20.0, 5.0, "error", "timeout", "lost"])
+@pytest.mark.parametrize("bad", [20.0, 5.0, "error", "lost"])
 def test_a_campaign_without_a_healthy_worker_pauses_and_can_be_resumed(store, bad, refused):
     workers = FakeWorkers(canary={"w-cpu-2t": [10.0, bad, bad, bad]})
     run = campaign(store, workers, canary=CANARY)
@@ -152,12 +102,6 @@ def test_a_campaign_without_a_healthy_worker_pauses_and_can_be_resumed(store, ba
     assert not store.rounds.all(run.id)[-1].is_closed
     recorded = {(x.device, x.configuration.id) for x in store.labels.of_campaign(run.id)}
 
-    still = FakeWorkers(canary={"w-cpu-2t": [bad, bad]})
-    with pytest.raises(CanaryStopError):
-        campaign(store, still, campaign_id=run.id).run()
-    assert set(after_each_canary(still, "w-cpu-2t")) == {0}
-    assert store.campaigns.get(run.id).state == "paused"
-
     well = FakeWorkers()
     assert campaign(store, well, campaign_id=run.id).run() == "snap1"
     assert well.done[0] == ("w-cpu-2t", "canary")
@@ -165,18 +109,10 @@ def test_a_campaign_without_a_healthy_worker_pauses_and_can_be_resumed(store, ba
     assert not recorded & set(well.starts)
 
 
-@pytest.mark.parametrize(
-    ("faults", "readings", "labels", "count"),
-    [
-        ({2: "lost"}, [], [2, BUDGET["cpu-2t"] - 1], 2),
-        ({}, ["lost", 10.0], [0, BUDGET["cpu-2t"]], 1),
-    ],
-)
-def test_a_lost_worker_or_canary_is_followed_by_a_canary(store, faults, readings, labels, count):
-    workers = FakeWorkers(faults=faults, canary={"w-cpu-2t": readings})
+def test_a_lost_worker_is_followed_by_a_canary(store):
+    workers = FakeWorkers(faults={2: "lost"})
     ran(store, workers, canary=CANARY | {"every_measurements": 99})
-    assert after_each_canary(workers, "w-cpu-2t") == labels
-    assert len(store.canaries.all(device="cpu-2t")) == count
+    assert after_each_canary(workers, "w-cpu-2t") == [2, BUDGET["cpu-2t"] - 1]
 
 
 SIMULATED = {"devices": {"source": "simulated:a100", "target": "simulated:v100"}}
@@ -187,26 +123,11 @@ def test_a_campaign_on_simulated_devices_publishes_nothing(store):
     workers, learner = FakeWorkers(devices=devices), FakeLearner()
     run = campaign(store, workers, learner, **SIMULATED)
     assert run.run() is None
-    assert "a rehearsal: simulated:a100, simulated:v100" in workers.lines[0]
-    assert "no snapshot is published" in workers.lines[-1]
     record = store.campaigns.get(run.id)
     assert (record.state, record.snapshot) == ("finished", None)
     labels = store.labels.of_campaign(run.id)
     assert {x.provenance for x in labels} == {Provenance.SIMULATED}
     assert len(labels) == sum(BUDGET.values())
     assert {what for _, what in workers.done} == {"label"}  # nothing there can drift
-    # Answers come at once, so rounds must not be chosen ahead of the learner.
-    trained = [fit["simulated:a100", "train"] for fit in learner.fits]
-    assert trained == [4, 4 + 2, 4 + 2 + 2]  # initial round, and two acquired ones
     ran(store, again := FakeWorkers(devices=devices), **SIMULATED)
     assert len(again.starts) == sum(BUDGET.values())  # simulated labels are not adopted
-
-
-def test_a_rehearsal_publishes_no_snapshot_of_mixed_devices(store):
-    ran(store, FakeWorkers())
-    mixed, learner = ("simulated:a100", "cpu-1t"), FakeLearner()
-    devices = dict(zip(("source", "target"), mixed, strict=True))
-    run = campaign(store, FakeWorkers(devices=mixed), learner, devices=devices, seed=8)
-    assert run.run() is None
-    assert learner.fits
-    assert store.campaigns.get(run.id).snapshot is None

@@ -38,7 +38,6 @@ from trappm.profiler.records import (
     Configuration,
     Execution,
     GraphTemplate,
-    Phase,
     Precision,
     protocol_named,
 )
@@ -148,25 +147,27 @@ def test_no_choice_depends_on_held_out_configurations(learner):
     assert request.noise_factor.tolist() == [1, 1, 1, 4, 1, 1, 1, 1, 1, 1]
 
 
-@pytest.mark.parametrize(("preset", "covariances"), [("paper", 0), ("laptop", 2)])
-def test_choices_for_purely_learned_heads_use_no_physics(tmp_path, preset, covariances):
-    assert len(asked(new_learner(tmp_path, preset=preset)).covariances) == covariances
-
-
 SETTINGS = {"architecture": "test_resnet", "input_size": 64}
 
 
-@pytest.fixture
-def traced(tmp_path):
-    """A learner of a pool in two precisions, and the pool."""
+@pytest.fixture(scope="module")
+def traced_pool(tmp_path_factory):
+    """A pool in two precisions, its two traces, and a folder for their encoder."""
     configurations = [
         Configuration(**SETTINGS, batch_size=batch, precision=precision)
         for precision in (Precision.FP32, Precision.AMP_FP16)
         for batch in (1, 4, 16, 64)
     ]
-    fp32, half = (trace_of(TraceKey.of(c)).made for c in configurations[::4])
+    made = [trace_of(TraceKey.of(c)).made for c in configurations[::4]]
+    return configurations, made, tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def traced(traced_pool):
+    """A learner of the pool in two precisions, and the pool."""
+    configurations, (fp32, half), cache = traced_pool
     learner = new_learner(
-        tmp_path,
+        cache,
         [(c, fp32.graph.to_bytes()) for c in configurations],
         [fp32.to_bytes()] * 4 + [half.to_bytes()] * 4,
     )
@@ -183,7 +184,7 @@ def labels_of(configurations, device, card=None):
 
 def test_only_known_devices_use_kernels(traced):
     learner, configurations = traced
-    for device, expected in (("a100", 8), ("simulated:a100", 8), ("cpu-2t", 8), ("nobodys", 0)):
+    for device, expected in (("a100", 8), ("nobodys", 0)):
         workloads = learner._pool.workloads(device)
         assert [w.kernels is not None for w in workloads] == [i < expected for i in range(8)]
         learner.fit(labels_of(configurations, device))
@@ -195,10 +196,7 @@ def test_only_known_devices_use_kernels(traced):
 A100_80GB = "a100 sxm4 80gb"
 
 
-@pytest.mark.parametrize(
-    ("card", "sheet"),
-    [(None, "a100-40gb"), ("a100 sxm4 40gb", "a100-40gb"), (A100_80GB, "a100-80gb")],
-)
+@pytest.mark.parametrize(("card", "sheet"), [(None, "a100-40gb"), (A100_80GB, "a100-80gb")])
 def test_heads_start_from_the_data_sheet_of_the_card_in_their_snapshot(
     traced, tmp_path, card, sheet
 ):
@@ -218,16 +216,20 @@ def test_choices_depend_on_the_data_sheet_of_the_card(traced):
         return asked(learner, candidates=candidates, **changes).predicted_cost
 
     plain = costs()
-    assert np.array_equal(costs(card="a100 sxm4 40gb"), plain)
     assert (costs(card=A100_80GB) < plain).all()
     learner.fit(labels_of(configurations[:3], "a100", A100_80GB))
     assert (costs(card="a100") < plain).all(), "the campaign's own labels know it better"
 
 
-@pytest.mark.parametrize(("device", "taught"), [("a100", False), ("v100", True), ("cpu-2t", False)])
+def test_a_source_that_is_not_a_known_gpu_does_not_inform_a_gpu(traced):
+    learner, configurations = traced
+    learner._source = "cpu-2t"
+    assert not asked(learner, device="v100", candidates=[c.id for c in configurations]).taught
+
+
+@pytest.mark.parametrize(("device", "taught"), [("a100", False), ("v100", True)])
 def test_choices_on_a_target_gpu_use_the_constants_of_other_gpus(traced, device, taught):
-    """Before any label as well, and then from where labels of the source have its constants; what
-    CPUs differ by nobody has learned."""
+    """Before any label as well, and then from where labels of the source have its constants."""
     learner, configurations = traced
     workloads, metrics = learner._pool.workloads(device), ["step_time_ms", "memory_mib"]
     candidates = [c.id for c in configurations]
@@ -248,31 +250,10 @@ def test_choices_on_a_target_gpu_use_the_constants_of_other_gpus(traced, device,
     check(replace(known_devices(), centre=source.constants) if taught else None)
 
 
-@pytest.mark.parametrize("source", ["cpu-2t", "nobodys"])
-def test_a_source_that_is_not_a_known_gpu_does_not_inform_a_gpu(traced, source):
-    learner, configurations = traced
-    learner._source = source
-    question = {"device": "v100", "candidates": [c.id for c in configurations], "count": 2}
-    assert not asked(learner, **question).taught
-    learner.fit(labels_of(configurations[:5], source))
-    assert not asked(learner, **question).taught
-
-
-def test_the_initial_round_is_chosen_and_the_evaluation_set_is_drawn(store):
-    learner = FakeLearner()
-    run = ran(store, FakeWorkers(), learner)
-    assert not learner.requests[0].known
-    assert [r.count for r in learner.requests[:2]] == [4, 2]
-    reasons = {a.round_number: a.reason for a in store.assignments.of_campaign(run.id)}
-    assert reasons[0] == {"strategy": "uniform draw"}
-    assert "rank" in reasons[1]
-
-
 @pytest.mark.parametrize(
     ("source", "target", "expected"),
     [
         ("a100", "v100", {"a100": 40_536.0, "v100": 16_160.0}),
-        ("a100", "gaudi2", {"a100": 40_536.0, "gaudi2": None}),
         ("cpu-2t", "cpu-1t", dict.fromkeys(["cpu-2t", "cpu-1t"], procfs.allowed_memory_mib())),
     ],
 )
@@ -327,9 +308,9 @@ class Forgiving(FakeLearner):
         return [Choice(c, {"rank": i}) for i, c in enumerate(first[: request.count])]
 
 
-@pytest.mark.parametrize("losses", [0, 2])
-def test_a_configuration_quarantined_as_unstable_can_be_chosen_again(store, losses):
+def test_a_configuration_quarantined_as_unstable_can_be_chosen_again(store):
     """Losses of its workers do not make it unsteady."""
+    losses = 2
     workers, learner = Unlucky("unstable", losses), Forgiving()
     run = ran(store, workers, learner, max_attempts=1)
     assert [r.unsteady for r in learner.requests if r.unsteady] == [{workers.victim: 1}]
@@ -349,27 +330,13 @@ def test_a_configuration_that_failed_with_an_error_is_not_chosen_again(store):
     assert all(workers.victim not in r.known for r in learner.requests if r.device == failed.device)
 
 
-def test_the_same_graph_in_another_precision_is_not_a_copy(tmp_path):
-    """Embeddings depend on graphs only, but the points of a strategy on all settings."""
-    pool = [
-        (replace(c, precision=precision, phase=phase), graph)
-        for c, graph in POOL[:3]
-        for precision in Precision
-        for phase in Phase
-    ]
-    learner = new_learner(tmp_path, pool)
-    request = asked(learner, candidates=[c.id for c, _ in pool], count=2)
-    assert len(np.unique(request.points, axis=0)) == len(pool)
-
-
-@pytest.mark.parametrize("strategy", ["ours", "variance"])
 def test_purely_learned_heads_choose_without_labels_with_them_and_for_the_target(
-    tmp_path, monkeypatch, strategy
+    tmp_path, monkeypatch
 ):
     paper = PRESETS["paper"]
     head = replace(paper.head, widths=(8, 8), hidden=(8, 8), members=2, steps=3)
     monkeypatch.setitem(PRESETS, "paper", replace(paper, head=head))
-    learner = new_learner(tmp_path, preset="paper", strategy=strategy)
+    learner = new_learner(tmp_path, preset="paper")
     assert len(set(picks(learner, query()))) == 4
 
     known, rest = IDS[:8], IDS[8:]
@@ -438,9 +405,9 @@ def test_tensors_need_less_memory_only_in_types_of_fewer_bytes():
     fp32 = Configuration(architecture="test_resnet", batch_size=8, input_size=64)
     step = trace_of(TraceKey.of(fp32))
     least = {p: _least_mib(replace(fp32, precision=p), step.key, step.made) for p in Precision}
-    whole = least[Precision.FP32]
-    assert whole > 0
-    assert {p for p, mib in least.items() if mib == whole} == {p for p in Precision if p.is_fp32}
+    assert least[Precision.FP32] > 0
+    for precision, mib in least.items():
+        assert mib == least[Precision.FP32] * (1.0 if precision.is_fp32 else 0.5)
 
 
 class Compiling(FakeWorkers):

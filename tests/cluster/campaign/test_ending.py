@@ -10,12 +10,10 @@ from fakes import BUDGET, FakeLearner, FakeWorkers, campaign, labels_by_device, 
 
 import trappm.cluster.campaign.campaign
 import trappm.cluster.campaign.training
-from trappm.cluster.campaign.campaign import CampaignStopped
 from trappm.cluster.campaign.training import Judgement
 from trappm.cluster.launch import order_retry
 from trappm.profiler.errors import InputError
 from trappm.reports.campaign_facts import campaign_facts
-from trappm.reports.campaign_report import print_status
 
 ALL = sum(BUDGET.values())
 PAST = "2020-01-01T00:00:00+00:00"
@@ -50,12 +48,9 @@ def after_initial(labels):
 @pytest.mark.parametrize(
     ("rules", "errors", "rule", "rounds"),
     [
-        ({"target_mape": {"step_time_ms": 5.0}}, [4.0], "target", 0),
         ({"target_mape": {"step_time_ms": 5.0}}, [9.0, 4.0], "target", 1),
-        ({"labels": 11}, [9.0], "labels", 0),
         ({"labels": 14}, [9.0], "labels", 1),
         ({"gpu_hours": 14 / 3600}, [9.0], "CPU-hours", 1),
-        ({"gpu_hours": 11 / 3600}, [9.0], "CPU-hours", 0),
     ],
 )
 def test_the_first_rule_that_holds_ends_a_campaign(store, rules, errors, rule, rounds):
@@ -72,14 +67,6 @@ def test_the_first_rule_that_holds_ends_a_campaign(store, rules, errors, rule, r
     assert end.unmeasured == 0
 
 
-def test_rules_that_never_hold_change_nothing(store):
-    rules = {"target_mape": {"step_time_ms": 1.0}, "labels": 900}
-    run = ran(store, FakeWorkers(), Judging([9.0, 8.0, 7.0]), stop=rules)
-    assert labels_by_device(store, run.id) == BUDGET
-    end = campaign_facts(store, run.id).end
-    assert (end.rule, end.labels, end.holds) == ("rounds", ALL, False)
-
-
 GPUS = {"source": "a100", "target": "v100"}
 WORKERS = [("a1", "a100"), ("a2", "a100"), ("a3", "a100"), ("v1", "v100")]
 
@@ -90,10 +77,8 @@ def gpu_campaign(store, workers=None, campaign_id=None, **stop):
     return campaign(store, workers, Judging([9.0]), campaign_id, devices=GPUS, stop=stop)
 
 
-@pytest.mark.parametrize("labels", [5, 8, 12, ALL - 1])
-def test_a_budget_of_labels_is_met_exactly_and_the_rest_is_reported(
-    store, capsys, tmp_path, labels
-):
+@pytest.mark.parametrize("labels", [5, ALL - 1])
+def test_a_budget_of_labels_is_met_exactly_and_the_rest_is_reported(store, labels):
     run = gpu_campaign(store, labels=labels)
     assert run.run() == "snap1"
     assert labels_by_device(store, run.id).total() == labels
@@ -102,21 +87,7 @@ def test_a_budget_of_labels_is_met_exactly_and_the_rest_is_reported(
     facts = campaign_facts(store, run.id)
     left = len(store.assignments.of_campaign(run.id)) - labels
     assert (facts.end.rule, facts.end.unmeasured) == ("labels", left)
-    print_status(facts)
-    output = capsys.readouterr().out
-    assert (f"{left} planned configurations are not measured" in output) == (left > 0)
     assert store.check() == []
-
-
-@pytest.mark.parametrize("stop_after", [2, 7, 11])
-def test_a_budget_is_met_exactly_after_a_restart_too(store, stop_after):
-    run = gpu_campaign(store, FakeWorkers(stop_after=stop_after, workers=WORKERS), labels=12)
-    with pytest.raises(CampaignStopped):
-        run.run()
-    again = gpu_campaign(store, campaign_id=run.id)
-    again.run()
-    assert labels_by_device(store, run.id).total() == 12
-    assert [e.kind for e in store.campaigns.events(run.id)].count("enough") == 1
 
 
 class Clock(datetime.datetime):
@@ -127,10 +98,8 @@ class Clock(datetime.datetime):
         return cls(2020 + 20 * cls.is_late, 1, 1, tzinfo=tz)
 
 
-@pytest.mark.parametrize("count", [6, 9, 13])
-def test_after_the_deadline_running_measurements_are_kept_and_no_more_begin(
-    store, monkeypatch, count
-):
+def test_after_the_deadline_running_measurements_are_kept_and_no_more_begin(store, monkeypatch):
+    count = 9
     monkeypatch.setattr(trappm.cluster.campaign.campaign, "LOOK_S", 0.0)
     monkeypatch.setattr(trappm.cluster.campaign.campaign, "datetime", Clock)
     monkeypatch.setattr(Clock, "is_late", False)
@@ -152,23 +121,9 @@ def test_a_campaign_past_its_deadline_finishes_without_a_snapshot(store):
     assert run.run() is None
     assert workers.starts == []
     assert store.campaigns.get(run.id).state == "finished"
-    assert workers.lines[-1] == "no snapshot is published: there are too few labels to learn from"
 
 
 def test_a_campaign_that_a_stop_rule_ended_is_not_retried(store):
     run = ran(store, FakeWorkers(poison="error"), stop={"labels": 9})
     with pytest.raises(InputError, match=r"ended by its stop rule \(labels: 9 of 9 labels"):
         order_retry(store, run.id, ["error"])
-
-
-def test_status_predicts_which_rule_will_end_a_campaign_and_when(store, tmp_path, capsys):
-    rules = {"labels": 900, "gpu_hours": 16 / 3600}
-    run = campaign(store, FakeWorkers(stop_after=13), Judging([9.0]), stop=rules)
-    with pytest.raises(CampaignStopped):
-        run.run()
-    facts = campaign_facts(store, run.id)
-    assert (facts.end.rule, facts.end.labels) == ("CPU-hours", 16)
-    launched = store.campaigns.get(run.id).created_at
-    assert facts.end.at > datetime.datetime.fromisoformat(launched)
-    print_status(facts)
-    assert "it will end by CPU-hours" in capsys.readouterr().out

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +15,6 @@ from trappm.cluster.campaign.process import Follower, this_process
 from trappm.cluster.spec import load_preset
 from trappm.profiler.errors import CampaignError, InputError
 from trappm.store import CampaignState, Home, Store, StoreAccess, StoreNotUpError
-from trappm.store.records import Activity
 
 
 @pytest.fixture
@@ -54,19 +52,10 @@ def away_once(monkeypatch):
     return tries
 
 
-@pytest.mark.parametrize(
-    ("words", "end"), [("campaign resume", "no campaign"), ("campaign launch over.yaml", "ends_at")]
-)
-def test_a_command_waits_for_a_store_that_is_not_up(
-    home, away_once, tmp_path, monkeypatch, command, words, end
-):
-    preset = files("trappm.cluster").joinpath("presets/laptop.yaml").read_text()
-    over = "\nstop: {ends_at: 2020-01-01T00:00:00+00:00}\n"
-    (tmp_path / "over.yaml").write_text(preset + over)
-    monkeypatch.chdir(tmp_path)
-    status, _, error = command(words)
+def test_a_command_waits_for_a_store_that_is_not_up(home, away_once, command):
+    status, _, error = command("campaign resume")
     assert (status, len(away_once)) == (2, 2)
-    assert end in error
+    assert "no campaign" in error
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
@@ -101,7 +90,6 @@ def test_a_campaign_process_waits_for_its_store_and_gives_its_workers_back(
     assert closed == ["workers", "learner"]
     assert store.campaigns.get(record.id).owner is None
     events = store.campaigns.events(record.id)
-    assert ["again" in e.message["message"] for e in events if e.kind == "store"] == [True, True]
     moved = any("its node is gone" in e.message["message"] for e in events)
     assert moved is is_restarted  # as its folder is not on this node
 
@@ -198,29 +186,6 @@ def test_a_campaign_without_a_process_ends_with_the_command_to_resume_it(
     with pytest.raises(CampaignError) as caught:
         followed(store, campaign_id, Process(is_over=False), is_detached=True)
     assert str(caught.value).endswith(f"continue with: trappm campaign resume {campaign_id}")
-
-
-def test_what_a_campaign_tells_its_store_is_shown(store, campaign_id):
-    mine = claimed(store, campaign_id)
-
-    def watch(shown):
-        seen.append(shown)
-        if len(seen) == 1:
-            mine.campaigns.log_event(campaign_id, "news", {"message": "a new node"})
-            mine.owners.report(campaign_id, Activity(stage="graphs", done=2, total=9))
-        elif len(seen) == 2:
-            mine.owners.end_campaign(campaign_id, CampaignState.FAILED, "the disk is full")
-            store.owners.release(campaign_id, "o")
-
-    seen = []
-    with pytest.raises(CampaignError, match="the disk is full"):
-        launch._follow(
-            store, Follower(store, campaign_id), Process(is_over=False), watch,
-            is_detached=True, until_begun=False,
-        )  # fmt: skip
-    assert [each.activity.stage for each in seen[:2]] == ["starting", "graphs"]
-    assert (seen[1].activity.done, seen[1].activity.total) == (2, 9)
-    assert [line for each in seen for line in each.lines] == ["a new node", "the disk is full"]
 
 
 def test_a_detached_launch_returns_once_a_process_runs_the_campaign(store, campaign_id):

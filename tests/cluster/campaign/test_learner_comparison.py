@@ -9,7 +9,7 @@ from fakes import SPEC, FakeWorkers, campaign
 
 from trappm.cluster import launch
 from trappm.cluster.campaign.learner import CampaignLearner
-from trappm.learner.paper.presets import LAPTOP, PAPER_SMALL, PRESETS
+from trappm.learner.paper.presets import PAPER_SMALL, PRESETS
 from trappm.store import Home, Store
 
 pytest.importorskip("matplotlib")
@@ -94,17 +94,3 @@ def test_a_learner_is_compared_on_the_labels_that_each_round_had(campaign_id, as
         assert (point["device"] == "cpu-1t") == bool(point["from_scratch"])
         scratch = point["from_scratch"]
         assert scratch.get("twin") == pytest.approx(scratch.get("paper-small"))
-
-
-def test_several_seeds_have_means_and_deviations(campaign_id, home, printed):
-    shown = printed("campaign report --compare laptop --seeds 2 --png", home.path / "two.png")
-    table, last = shown.split("Means and deviations of 2 trainings on the same labels.")
-    assert table.count(" ± ") > 8
-    assert max(map(len, table.splitlines())) <= 80
-    assert f"Plot: {home.path / 'two.png'}" in last
-
-
-def test_the_campaigns_own_learner_and_unknown_ones_are_refused(campaign_id, refusal):
-    assert "paper-small is the learner of" in refusal("campaign report --compare paper-small")
-    assert "no learner preset 'laptp'" in refusal("campaign report --compare laptp")
-    assert LAPTOP.name in refusal("campaign report --compare laptp")

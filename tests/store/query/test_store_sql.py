@@ -1,10 +1,9 @@
 """Queries in SQL: what can be read is read, and nothing is written."""
 
-import json
 from itertools import cycle
 
 import pytest
-from sqlalchemy import create_engine, make_url
+from sqlalchemy import make_url
 from store_samples import DEVICE, configuration, contents, measurement
 
 from trappm.profiler.errors import InputError
@@ -47,28 +46,9 @@ def test_select_statements_are_executed(filled_store, database_url):
             ) == [[2, 2.0], [3, 3.0]]
             assert rows(
                 store,
-                "SELECT batch_size, rank() OVER (ORDER BY batch_size DESC) FROM configurations"
-                " UNION SELECT 9, 9 ORDER BY 1",
-            ) == [[1, 3], [2, 2], [3, 1], [9, 9]]
-            assert rows(
-                store,
                 "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 5)"
                 " SELECT sum(i), abs(min(random())) >= 0 FROM n",
             )[0][0] == 15  # fmt: skip
-
-
-def test_values_of_all_types_are_printable(filled_store):
-    frame, _ = filled_store.query_sql(
-        "SELECT m.step_samples_ms, m.missing, m.power_w, m.id, m.id, avg(m.duration_s)"
-        " FROM measurements m GROUP BY m.id ORDER BY m.id LIMIT 1"
-    )
-    assert list(frame.columns)[:5] == ["step_samples_ms", "missing", "power_w", "id", "id_2"]
-    samples, missing, power, first, second, mean = frame.iloc[0]
-    assert samples == "<12 bytes>"
-    assert json.loads(missing) == {"power_w": "no meter", "energy_j": "no meter"}
-    assert power is None
-    assert first == second
-    assert mean == 3.25
 
 
 def test_labels_are_a_flat_table(filled_store, database_url):
@@ -91,11 +71,6 @@ def test_labels_are_a_flat_table(filled_store, database_url):
             assert frame.id.tolist() == by_query.id.tolist()
 
 
-def test_unknown_columns_are_refused_with_the_columns_of_labels(filled_store):
-    with pytest.raises(InputError, match=r"architectur.*columns id, architecture, fam"):
-        filled_store.query_sql("SELECT architectur FROM labels")
-
-
 def test_more_rows_than_the_limit_are_reported(filled_store):
     frame, more = filled_store.query_sql("SELECT id FROM labels ORDER BY id", limit=2)
     assert (len(frame), more) == (2, True)
@@ -113,21 +88,13 @@ def test_endless_statements_time_out(filled_store):
 
 
 WRITES = [
-    "",
-    "   -- nothing",
     "INSERT INTO events (campaign_id, at, kind, message) VALUES ('a', '2026-01-01', 'k', '{}')",
-    "UPDATE labels SET step_time_ms = 1",
     "DELETE FROM labels",
     "WITH gone AS (DELETE FROM labels RETURNING id) SELECT * FROM gone",
-    "DROP TABLE assignment_labels",
-    "CREATE VIEW mine AS SELECT 1",
     "SELECT 1; ROLLBACK; BEGIN; DELETE FROM labels; COMMIT",
     "COMMIT",
-    "VACUUM",
     "EXPLAIN ANALYZE DELETE FROM labels",
     "SELECT 1 \0; DELETE FROM labels",
-    "SELECT '\udc80'",
-    "nonsense",
 ]
 SQLITE_WRITES = [
     "SELECT load_extension('{file}')",
@@ -137,17 +104,13 @@ SQLITE_WRITES = [
 POSTGRESQL_WRITES = [
     "SELECT 1; SET TRANSACTION READ WRITE; DELETE FROM labels",
     "SELECT lo_from_bytea(0, 'x')",
-    "SELECT nextval('labels_id_seq')",
     "SELECT * FROM public.labels FOR UPDATE",
-    "SELECT * INTO mine FROM labels",
     "COPY labels TO PROGRAM 'cat > {file}'",
     "DO $$ BEGIN DELETE FROM labels; END $$",
     "PREPARE mine AS DELETE FROM labels",
-    "RESET ROLE",
     "CREATE FUNCTION mine() RETURNS int LANGUAGE sql AS 'SELECT 1'",
     "SELECT 1; END; DELETE FROM labels; --",
     "SELECT 1) AS a; COMMIT; DELETE FROM labels; SELECT * FROM (SELECT 1",
-    "SELECT $1",
 ]
 
 
@@ -164,29 +127,3 @@ def test_statements_that_write_are_refused(filled_store, database_url, tmp_path)
     assert contents(database_url) == before
     assert not target.exists()
     assert rows(filled_store, "SELECT count(*) FROM labels") == [[3]]
-
-
-def test_a_user_with_few_rights_reads_the_permitted_tables(
-    filled_store, database_url, postgresql_server
-):
-    if not is_postgresql(database_url):
-        pytest.skip("SQLite has no users")
-    owner = create_engine(database_url, isolation_level="AUTOCOMMIT")
-    with owner.connect() as connection:
-        connection.exec_driver_sql("DROP ROLE IF EXISTS reader")
-        connection.exec_driver_sql("CREATE ROLE reader LOGIN PASSWORD 'w'")
-        connection.exec_driver_sql("GRANT USAGE ON SCHEMA public TO reader")
-        connection.exec_driver_sql(
-            "GRANT SELECT ON labels, configurations, devices, alembic_version TO reader"
-        )
-    url = make_url(database_url).set(username="reader", password="w")  # noqa: S106
-    with Store.open_to_read(url.render_as_string(hide_password=False)) as readable:
-        assert rows(readable, "SELECT count(*), current_user FROM labels") == [[3, "reader"]]
-        with pytest.raises(InputError, match="permission denied"):
-            readable.query_sql("SELECT * FROM measurements")
-        with pytest.raises(InputError, match="refused"):
-            readable.query_sql("DELETE FROM labels")
-    with owner.connect() as connection:
-        connection.exec_driver_sql("DROP OWNED BY reader")
-        connection.exec_driver_sql("DROP ROLE reader")
-    owner.dispose()

@@ -2,10 +2,8 @@
 
 import math
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import pytest
-from sqlalchemy import event
 from store_samples import (
     DEVICE,
     ENVIRONMENT,
@@ -18,10 +16,9 @@ from store_samples import (
     states,
 )
 
-from trappm.profiler.errors import CampaignError, InputError, StoreError
-from trappm.profiler.host.environment import utc_now
+from trappm.profiler.errors import CampaignError, StoreError
 from trappm.profiler.records import Precision
-from trappm.store import LabelFilter, campaigns
+from trappm.store import LabelFilter
 from trappm.store.records import MAX_LOSSES
 
 
@@ -33,18 +30,6 @@ def test_campaigns_keep_their_spec_and_the_latest_comes_first(store):
     assert first.spec == {"pool": [1, 2], "at": None}
     assert [c.id for c in store.campaigns.all()] == [second.id, first.id]
     assert store.campaigns.get().id == second.id
-
-
-def test_unknown_campaigns_are_reported(store):
-    with pytest.raises(InputError, match="no campaign yet"):
-        store.campaigns.get()
-    known = store.campaigns.create("one", {}, 0).id
-    with pytest.raises(InputError, match=f"no campaign 'nope'; there are: {known}"):
-        store.campaigns.get("nope")
-    with pytest.raises(CampaignError, match="nope"):
-        store.owners.begin_campaign("nope")
-    with pytest.raises(StoreError):
-        store.campaigns.log_event("nope", "note", {})
 
 
 def test_a_pool_cannot_be_changed(store):
@@ -133,24 +118,14 @@ def test_two_launches_of_one_file_make_one_campaign(store):
     assert store.campaigns.start_or_continue("b", spec, may_create=False) is None
 
 
-def test_an_id_that_is_taken_is_not_given_again(store):
-    first = store.campaigns.create("first", {}, 0)
-    call = SimpleNamespace(id=first.id + "0123456789abcdef", at=utc_now())
-    with store.database.writing(call) as session:
-        made = campaigns._get_or_create(session, "second", {}, 0)
-        assert (made.id, made.name) == ("01234567", "second")
-    assert store.campaigns.get(first.id).name == "first"
-
-
-@pytest.mark.parametrize(
-    "wrong", [[configuration(1), configuration(99)], [configuration(3), configuration(1)]]
-)
-def test_an_invalid_round_is_not_planned_in_part(store, wrong):
+def test_an_invalid_round_is_not_planned_in_part(store):
     campaign_id = store.campaigns.create("one", {}, 0).id
     store.campaigns.set_pool(campaign_id, [(configuration(b), False) for b in (1, 2, 3)])
     store.rounds.plan(campaign_id, 0, "initial", DEVICE, planned([configuration(1)]))
-    with pytest.raises(StoreError):  # one is not in the pool; one was planned before
-        store.rounds.plan(campaign_id, 1, "acquired", DEVICE, planned(wrong))
+    for wrong in (99, 1):  # not in the pool; planned before
+        choice = planned([configuration(3), configuration(wrong)])
+        with pytest.raises(StoreError):
+            store.rounds.plan(campaign_id, 1, "acquired", DEVICE, choice)
     assert [r.number for r in store.rounds.all(campaign_id)] == [0]
     assert len(store.assignments.of_campaign(campaign_id)) == 1
 
@@ -164,8 +139,6 @@ def test_a_closed_round_keeps_its_first_report(store):
     store.rounds.close(campaign_id, 0, {"mape": 99})
     (record,) = store.rounds.all(campaign_id)
     assert (record.is_closed, record.report) == (True, {"mape": 12.5, "power": None})
-    with pytest.raises(CampaignError, match="no round 5"):
-        store.rounds.close(campaign_id, 5, {})
 
 
 def test_labels_of_an_earlier_campaign_are_adopted(store):
@@ -183,43 +156,16 @@ def test_labels_of_an_earlier_campaign_are_adopted(store):
     assert store.campaigns.standing(second).measured == {}
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
+def test_labels_of_other_conditions_are_not_adopted(store):
+    for other in (
         {"protocol": "paper"},
         {"device": "cpu-1t"},
         {"provenance": "simulated"},
         {"environment": {**ENVIRONMENT, "torch": "1"}},
-    ],
-)
-def test_labels_of_other_conditions_are_not_adopted(store, other):
-    store.measurements.record_many([measurement(configuration(1), **other)])
+    ):
+        store.measurements.record_many([measurement(configuration(1), **other)])
     store.measurements.record_many([measurement(configuration(9))])
     (usual,) = store.labels.find(LabelFilter(batch_size=9))
     campaign_id = campaign_with(store, [configuration(1)])
     store.assignments.adopt_labels(campaign_id, DEVICE, usual.fingerprint, "quick")
     assert states(store, campaign_id) == [("open", 0, 0)]
-
-
-@pytest.mark.parametrize("databases", ["sqlite"], indirect=True)
-def test_a_look_at_a_campaign_reads_no_measurements_but_an_index_of_them(store):
-    """A campaign looks after each record, so that reading every attempt would slow it down."""
-    campaign_id = campaign_with(store, [configuration(1), configuration(2)])
-    measure_next(store, campaign_id)
-    engine, queries = store.database.engine, []
-
-    def note(_connection, _cursor, query, values, *_):
-        queries.append((query, values))
-
-    event.listen(engine, "before_cursor_execute", note)
-    standing = store.campaigns.standing(campaign_id)
-    event.remove(engine, "before_cursor_execute", note)
-    assert standing.attempts == {DEVICE: 1}
-    plans = []
-    with engine.connect() as connection:
-        for query, values in queries:
-            if " measurements" in query:
-                plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {query}", values)
-                plans += [row.detail for row in plan if "measurements" in row.detail]
-    (plan,) = plans
-    assert "COVERING INDEX ix_measurements_campaign_id_device_id_duration_s" in plan

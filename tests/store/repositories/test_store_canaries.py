@@ -2,12 +2,9 @@
 
 import dataclasses
 
-import pytest
 from store_samples import ENVIRONMENT, campaign_with, configuration, measurement
 
-from trappm.profiler.errors import StoreError
 from trappm.profiler.measuring.canary import CanaryPlan, read_canary
-from trappm.store import RefusedRowError
 from trappm.store import measurements as store_measurements
 
 PLAN = CanaryPlan(configuration=configuration(4))
@@ -56,22 +53,3 @@ def test_canary_readings_are_filtered_by_device_and_campaign(store):
         store.canaries.all(device="cpu-1t") == store.canaries.all(campaign_id=campaign_id) == [mine]
     )
     assert set(store.canaries.all()) == {mine, other}
-    with pytest.raises(StoreError):
-        store.canaries.save(readings([10])[0], campaign_id="none")
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"step_time_ms": -1.0},
-        {"decision": "drifting"},
-        {"message": "why?"},
-        {"decision": "perhaps"},
-    ],
-    ids=str,
-)
-def test_invalid_canary_readings_are_refused(store, changes):
-    (reading,) = readings([10])
-    with pytest.raises(RefusedRowError):
-        store.canaries.save(dataclasses.replace(reading, **changes))
-    assert store.canaries.all() == []

@@ -20,7 +20,6 @@ from store_samples import (
 )
 from store_whole import canary_reading
 
-from trappm.profiler.host.environment import utc_now
 from trappm.profiler.traced_step import TraceKey
 from trappm.store import Patience, Store
 from trappm.store.records import Activity
@@ -145,9 +144,9 @@ def writing_methods(store):
     }
 
 
-def test_every_writing_method_has_a_case(database_url):
-    with Store.open(database_url) as store:
-        assert writing_methods(store) == {name.split(" ")[0] for name in CASES}
+@pytest.mark.parametrize("databases", ["sqlite"], indirect=True)
+def test_every_writing_method_has_a_case(store):
+    assert writing_methods(store) == {name.split(" ")[0] for name in CASES}
 
 
 def what_it_leaves(databases, folder, case, lost):
@@ -200,19 +199,14 @@ def _without_ids(row):
     return re.sub(MADE_UP, "", str(row))
 
 
-@pytest.mark.parametrize("case", CASES)
+ON_POSTGRESQL = ("assignments.lease_next", "measurements.record", "owners.claim_campaign")
+
+
+@pytest.mark.parametrize(
+    ("databases", "case"),
+    [*(("sqlite", case) for case in CASES), *(("postgresql", case) for case in ON_POSTGRESQL)],
+    indirect=["databases"],
+)
 def test_repeating_a_call_after_a_lost_reply_changes_nothing(databases, tmp_path, case):
     once = what_it_leaves(databases, tmp_path / "once", case, lost=False)
     assert what_it_leaves(databases, tmp_path / "twice", case, lost=True) == once
-
-
-def test_a_label_has_the_time_of_its_call_and_not_of_the_attempt_that_succeeds(database_url):
-    pauses = []
-    patience = Patience(tell=lambda line: None, sleep=lambda _: pauses.append(utc_now()))
-    with Store.open(database_url, patience) as store:
-        campaign_id = campaign_with(store, [configuration()])
-        call = recorded(store, campaign_id)
-        with lost_reply(store, is_committed=False):
-            call()
-        (label,) = store.labels.of_campaign(campaign_id)
-    assert [label.created_at < pause for pause in pauses] == [True]

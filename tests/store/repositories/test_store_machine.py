@@ -198,7 +198,7 @@ def test_assignments_follow_the_model(store, database_url):
     run_state_machine_as_test(
         assignment_machine(store),
         settings=settings(
-            max_examples=25 if database_url.startswith("sqlite") else 8,  # a server takes longer
+            max_examples=20 if database_url.startswith("sqlite") else 3,  # a server takes longer
             stateful_step_count=15,
             deadline=None,
             derandomize=True,
