@@ -15,16 +15,20 @@ import tempfile
 import time
 from unittest import mock
 
+import emulated_cluster
 import ray
+from autoscaled_cluster import Watched, autoscaled, workers
 from emulated_cluster import (
     A100,
     NODES,
+    V100,
     FakePool,
     add,
     attempts,
     campaign_process,
     created,
     emulated,
+    fake_learner,
     family,
     finished,
     first_after,
@@ -37,12 +41,64 @@ from emulated_cluster import (
     wait_for_attempts,
     wait_until,
 )
+from fakes import FakeLearner
 from ray.autoscaler.v2.sdk import get_cluster_status
 
-from trappm.cluster import ray_runtime
+import trappm.cluster.campaign.profiler_pool
+from trappm.cluster import ray_runtime, trace_tasks
 from trappm.cluster.campaign.process import has_live_owner
 from trappm.cluster.launch import order_stop
+from trappm.profiler.records import QUICK
+from trappm.profiler.traced_step import Refusal, TraceKey, entry_to_bytes
 from trappm.store import CampaignState, Store
+
+
+def steps_traced(url):
+    """Steps are traced on a head that measures nothing, and on measuring nodes without one."""
+
+    def where(key):
+        time.sleep(0.5)  # long enough for Ray to spread them
+        return entry_to_bytes(Refusal(ray.get_runtime_context().get_node_id())), True
+
+    def hosts():
+        keys = [TraceKey("test_resnet", size) for size in range(6)]
+        with mock.patch.dict(vars(trace_tasks), _trace_to_bytes=where):
+            tasks = trace_tasks.TraceTasks(keys, off_devices=[A100, V100])
+            return {traced.refusal for traced in tasks}
+
+    with emulated([("A100", 1), ("V100", 1)]) as made:
+        on_head = hosts() == {made.head_node.node_id}
+    with emulated([("A100", 1), ("V100", 1)], head_cores=0):
+        anywhere = hosts()
+    return {"on_head": on_head, "anywhere": len(anywhere)}
+
+
+def learner_on_a_gpu(url):
+    """A learner has a GPU of the V100 node, is killed there, and is placed there again."""
+
+    class Learner(FakeLearner):
+        def where(self):
+            context = ray.get_runtime_context()
+            return context.get_node_id(), ray.get_gpu_ids(), os.getpid()
+
+    def asked(learner):
+        learner.begin("where")
+        wait_until(lambda: learner.wait(0.5))
+        return learner.result
+
+    messages = []
+    with emulated(NODES) as made:
+        learner = fake_learner(messages.append, device="v100", learner=Learner)
+        node, gpus, pid = asked(learner)
+        os.kill(pid, signal.SIGKILL)
+        again, gpus_again, _ = asked(learner)
+        free = ray.available_resources()["GPU"]
+        learner.close()
+        wait_until(lambda: ray.available_resources().get("GPU", 0) == 4)
+        return {
+            "on_node": [node, again] == 2 * [made.measuring[2].node_id],
+            "gpus": [len(gpus), len(gpus_again)], "free": free, "messages": messages,
+        }  # fmt: skip
 
 
 def nodes_lost(url):
@@ -59,6 +115,30 @@ def nodes_lost(url):
             first_after(measured, moment, but_not_on=there)
 
         return play(url, spec(600), faults)
+
+
+def autoscaled_from_nothing(url):
+    """No worker is there when the campaign begins, nor a while after it has ended."""
+    with autoscaled() as join:
+        before, watched = workers(), Watched()
+        report = play(url, spec(240, devices=("a100", "v100")))
+        watched.stop()
+        ray.shutdown()  # as a campaign's process does when it ends
+        join()
+        wait_until(lambda: not workers())
+        return report | {"before": before, "most": watched.most}
+
+
+def worker_frozen(url):
+    trappm.cluster.campaign.profiler_pool.HUNG_S = 30.0 - QUICK.timeout_s
+    with emulated(NODES):
+
+        def faults(measured):
+            wait_for(measured, 10, V100)
+            (node,) = {host for _, d, host in measured if d == V100}
+            os.kill(int(node.split()[1]), signal.SIGSTOP)
+
+        return play(url, spec(100), faults)
 
 
 def campaign_killed(url):
@@ -100,6 +180,21 @@ def campaign_node_lost(_url):
         assert campaign_process() in {process.pid for process in family(node)}
         made.remove_node(node, allow_graceful=False)
         return finished(store, campaign_id, plan)
+
+
+def every_gpu(url):
+    """All GPUs are free while the steps of the pool are traced, and have a worker afterwards."""
+    free = []
+
+    class Pool(FakePool):
+        def trace(self, keys):
+            if keys:
+                time.sleep(3.0)
+                free.append(ray.available_resources().get("GPU", 0))
+            return super().trace(keys)
+
+    with emulated(NODES), mock.patch.dict(vars(emulated_cluster), FakePool=Pool):
+        return play(url, spec(60)) | {"free": free}
 
 
 def dismissed_after_its_node(url):
@@ -145,8 +240,27 @@ def paused_and_resumed_at_once(url):
         return finished(store, campaign_id, plan)
 
 
+def two_campaigns(url):
+    """A small campaign comes while a large one has all GPUs."""
+    large, small = spec(240), spec(48).model_copy(update={"name": "small"})
+    with emulated([("A100", 2), ("V100", 2)]), Store.open(url) as store:
+        first = launched(url, store, large)
+        wait_for_attempts(store, first, 20)
+        second = launched(url, store, small)
+        wait_for_attempts(store, second, 5)
+        is_shared = store.campaigns.state(first) is CampaignState.RUNNING
+        of_second = finished(store, second, small)
+        is_before = store.campaigns.state(first) is CampaignState.RUNNING
+        of_first = finished(store, first, large)
+        wait_until(lambda: ray.available_resources().get("GPU", 0) == 4)
+        return {
+            "is_shared": is_shared, "is_before": is_before, "reports": [of_first, of_second],
+        }  # fmt: skip
+
+
 if __name__ == "__main__":
     main([
-        dismissed_after_its_node, nodes_lost, campaign_killed, campaign_node_lost,
-        paused_and_resumed_at_once,
+        every_gpu, steps_traced, dismissed_after_its_node, learner_on_a_gpu, nodes_lost,
+        autoscaled_from_nothing, worker_frozen, campaign_killed, campaign_node_lost,
+        paused_and_resumed_at_once, two_campaigns,
     ])  # fmt: skip
