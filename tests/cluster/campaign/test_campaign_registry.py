@@ -87,3 +87,21 @@ def test_a_damaged_encoder_is_trained_again_and_replaced(store, tmp_path):
     path.write_bytes(whole[: len(whole) // 2])
     on_host(store, str(shared), tmp_path / "there").run()
     assert path.read_bytes() == whole
+
+
+def test_a_registry_that_cannot_be_written_fails_the_campaign_and_resume_publishes(
+    store, tmp_path, monkeypatch
+):
+    shared = str(tmp_path / "shared")
+    run = on_host(store, shared, tmp_path / "here")
+
+    def away(self, folder):
+        raise SnapshotError(f"the registry {self.location} cannot be used: away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Registry, "push", away)
+        with pytest.raises(SnapshotError, match="cannot be used: away"):
+            run.run()
+    assert store.campaigns.state(run.id) is CampaignState.FAILED
+    snapshot_id = on_host(store, shared, tmp_path / "here", run.id).run()
+    assert Registry(shared).aliases() == {"latest": snapshot_id}

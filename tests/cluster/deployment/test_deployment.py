@@ -16,7 +16,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 import yaml
-from ray.autoscaler._private.util import prepare_config, validate_config
+from ray.autoscaler._private.util import prepare_config, validate_config, with_envs
 
 from trappm.cluster.ray_runtime import placement
 
@@ -67,6 +67,20 @@ def test_the_on_premises_file_is_accepted_and_its_head_offers_no_gpu():
     on_premises["worker_start_command"] = "ray start"
     with pytest.raises(jsonschema.ValidationError):
         _validate(on_premises)
+
+
+def test_the_head_on_premises_starts_the_other_hosts(tmp_path):
+    """By the autoscaler of version 1, even if `ray up` exports another, and with a key."""
+    on_premises = loaded("ray_config_on_premises.yaml")
+    assert on_premises["auth"]["ssh_private_key"]  # `ray up` copies it to the head
+    (tmp_path / "ray").write_text("#!/bin/sh\necho $1 $RAY_enable_autoscaler_v2\n")
+    (tmp_path / "ray").chmod(0o755)
+    ray_up = with_envs(on_premises["head_start_ray_commands"], {"RAY_enable_autoscaler_v2": "1"})
+    started = subprocess.run(
+        ["bash", "-c", "\n".join(ray_up).replace(". /home/trappm/trappm/environment;", "")],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "start 0" in started.stdout.splitlines()
 
 
 def test_the_slurm_script_has_its_directives_before_the_first_command():
