@@ -58,17 +58,6 @@ def test_misspelled_devices_are_matched_to_the_nearest(key, meant):
     assert meant_device(key, ["h1000"]) == meant
 
 
-def test_devices_open_without_importing_torch():
-    answer = in_a_new_process(
-        "import sys\n"
-        "import trappm.profiler.measuring.isolation\n"
-        "from trappm.profiler.devices import open_device\n"
-        "open_device('cpu-1t').environment()\n"
-        "answer = {'torch': 'torch' in sys.modules, 'timm': 'timm' in sys.modules}"
-    )
-    assert answer == {"torch": False, "timm": False}
-
-
 @pytest.fixture(scope="module")
 def measured():
     """Facts, memory and lost time of this machine's cores, from one process of its own."""
@@ -93,7 +82,7 @@ def measured():
         "        while True: pass\n"
         "    rivals.append(pid)\n"
         "device.open_window(lambda: None)\n"
-        "end = time.monotonic() + 1.0\n"
+        "end = time.monotonic() + 0.4\n"
         "while time.monotonic() < end: pass\n"
         "answer['lost'] = device.close_window().lost_share\n"
         "for pid in rivals: os.kill(pid, signal.SIGKILL)\n"
@@ -141,11 +130,3 @@ def test_energy_is_summed_over_packages_and_counter_overflows(tmp_path):
     window = device.close_window()
     assert window.energy_j == pytest.approx(1.75)
     assert window.energy_missing is None
-
-
-def test_missing_energy_counters_are_reported(tmp_path):
-    device = CpuDevice("cpu-1t", powercap=tmp_path)
-    device.open_window(lambda: None)
-    window = device.close_window()
-    assert window.energy_j is None
-    assert str(tmp_path) in (window.energy_missing or "")

@@ -100,11 +100,6 @@ def test_invalid_messages_are_reported(function, server, monkeypatch):
     assert messages(server, "echo", times=1, text="again")[0] == [{"number": 0, "text": "again"}]
 
 
-def test_a_server_that_cannot_start_gives_the_reason():
-    with pytest.raises(ForkServerError, match="no_such_module"):
-        ForkServer(("no_such_module",)).start()
-
-
 WORKER = """
 import json, time
 from trappm.profiler.host.forks import ForkServer

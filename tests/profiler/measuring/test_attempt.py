@@ -60,7 +60,6 @@ NO_ENGINE = "GET was unable to find an engine to execute this computation"
     "error",
     [
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a ..."),
-        RuntimeError("CUDA error: out of memory"),
         RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
         RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
     ],
@@ -81,7 +80,6 @@ def test_memory_of_the_gpu_ran_out(error, cuda, tmp_path):
     [
         RuntimeError(ON_THE_CPU),
         MemoryError(),
-        OSError(12, "Cannot allocate memory"),
         UnsupportedModelError(f"timm cannot build resnet50: {ON_THE_CPU}"),
         RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED"),
     ],
@@ -101,7 +99,6 @@ def test_want_of_the_hosts_memory_says_nothing_of_a_gpu(error, cuda, tmp_path):
     [
         NO_ENGINE,
         'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "CUDACachingAllocator.cpp"',
-        "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
         "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR",
     ],
 )
@@ -131,14 +128,6 @@ def test_device_that_cannot_be_prepared_is_the_workers_failure(broken, tmp_path,
     actual = attempted("cpu-1t", tmp_path, ValueError("never comes to it"))
     assert (actual.outcome, actual.failed_in) == (Outcome.ERROR, "worker")
     assert actual.is_fault_of_worker
-
-
-def test_batch_norm_of_one_pixel_is_unsupported(cuda, tmp_path):
-    layer = torch.nn.BatchNorm2d(4)
-    with pytest.raises(ValueError, match="per channel") as raised:
-        layer(torch.zeros(1, 4, 1, 1))
-    actual = attempted("cuda:0", tmp_path, raised.value)
-    assert (actual.outcome, actual.failed_in) == (Outcome.UNSUPPORTED, "create")
 
 
 def test_device_that_is_never_ready_is_the_workers_failure():

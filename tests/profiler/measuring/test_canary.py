@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 
-from trappm.profiler.errors import InputError
 from trappm.profiler.measuring.canary import (
     LARGE,
     SMALL,
@@ -49,8 +48,6 @@ def read_all(measurements):
     [
         ([100, 104, 98, 103], [OK] * 4),
         ([100, 100, 100, 107], [OK, OK, OK, DRIFTING]),
-        ([100, 100, 100, 93], [OK, OK, OK, DRIFTING]),
-        ([100, 100, 100, 120, 100], [OK, OK, OK, DRIFTING, OK]),
         ([100, 100, 100, 120, 121], [OK, OK, OK, DRIFTING, STOP]),
         ([100, 100, 100, 80, 80], [OK, OK, OK, DRIFTING, STOP]),  # faster is no better
         ([100, 100, 100, 120, 110, 120], [OK, OK, OK, DRIFTING, DRIFTING, DRIFTING]),
@@ -116,30 +113,3 @@ def test_readings_are_due_by_count_by_time_and_in_doubt():
     # Doubt is settled at once; drift that is known and mild waits for its turn.
     assert checks([100, 120, 100, 100], by_count, [1] * 7) == "rmmmrrmmmrm"
     assert checks([100, 108, 108, 108, 108], by_count, [1] * 7) == "rmmmrrmmmrm"
-
-
-def test_history_counts_but_a_new_process_looks_for_itself():
-    history = read_all([measured(100)] * 3)
-    watch = CanaryWatch(PLAN, history=history)
-    taken = []
-    while watch.is_due():
-        taken.append(watch.take(measured(130)).decision)
-        if taken[-1] is STOP:
-            break
-    assert taken == [DRIFTING, STOP]
-    assert len(watch.readings) == 5
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"every_measurements": 0},
-        {"every_s": -1.0},
-        {"drifting_relative": 0.0},
-        {"drifting_relative": 0.3, "stop_relative": 0.2},
-        {"confirmations": 0},
-    ],
-)
-def test_wrong_plan_is_told(wrong):
-    with pytest.raises(InputError, match="canary"):
-        CanaryPlan(**wrong)

@@ -132,11 +132,13 @@ def test_skipped_optimizer_steps_are_disturbances(monkeypatch):
     assert run.steps_in_window == 4
 
 
-def test_drift_reports_which_half_was_longer():
+def test_noise_and_drift_are_reasons_of_an_unstable_run():
     window = Window(seconds=1.0, energy_j=None, energy_missing="no meter")
     for first, second, words in ((10.0, 20.0, "longer by 67%"), (20.0, 10.0, "shorter by 67%")):
         *_, reason = unstable_reasons([first] * 5 + [second] * 5, window, Protocol())
         assert f"drift: steps of the second half were {words}" in reason
+    (reason,) = unstable_reasons([10.0, 20.0] * 10, window, Protocol(unstable_relative_iqr=0.25))
+    assert "noise" in reason
 
 
 def test_slow_devices_warm_up_longer(monkeypatch):
@@ -216,7 +218,7 @@ class Contended(Recorded):
         return Window(seconds=1.0, energy_j=5.0, lost_share=0.4)
 
 
-@pytest.mark.parametrize("lost_ms", [0.0, 5.0, 40.0])
+@pytest.mark.parametrize("lost_ms", [0.0, 40.0])
 def test_enough_clean_steps_make_a_run_valid_but_not_its_energy(lost_ms):
     found = judge(run_protocol(tiny(), Contended(lost_ms), PATIENT, lambda _: None), PATIENT)
     assert found.outcome is Outcome.OK, found.message
@@ -229,8 +231,6 @@ def test_enough_clean_steps_make_a_run_valid_but_not_its_energy(lost_ms):
 @pytest.mark.parametrize(
     ("lost_ms", "reason"),
     [
-        (60, "contention: others had its cores for 60% of a step; "
-         "contention: others had its cores for 60% or more of every step"),
         (30, "contention: others had its cores for 30% or more of every step"),
         (5, None),
     ],
@@ -296,22 +296,6 @@ def test_a_compiled_step_has_facts_of_its_compilation(monkeypatch, phase):
 def test_graph_breaks_and_recompilations_are_counted(monkeypatch):
     assert run(monkeypatch, Broken()).window.facts["graph_breaks"] == 1
     assert run(monkeypatch, Changing()).window.facts["recompilations"] >= 1
-
-
-def test_memory_on_a_cpu_is_missing_because_of_the_compiler(monkeypatch):
-    memory = run(monkeypatch, Overflowing()).memory
-    assert memory.peak_mib is None
-    assert "compiler" in memory.missing["memory_mib"]
-
-
-def test_errors_of_the_compiler_are_one_line(monkeypatch):
-    def backend(graph, inputs):
-        raise RuntimeError("no C++ compiler\nin a long text")
-
-    with pytest.raises(UnsupportedModelError, match=r"^torch.compile fails: .*$") as error:
-        run(monkeypatch, Overflowing(), backend)
-    assert "no C++ compiler" in str(error.value)
-    assert "\n" not in str(error.value)
 
 
 def test_the_cache_of_an_attempt_is_empty(monkeypatch, tmp_path):
