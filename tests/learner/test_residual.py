@@ -133,12 +133,6 @@ def test_folds_never_divide_an_architecture():
     assert set(folds) == set(range(5))
 
 
-def test_one_exact_label_leaves_noise_uncertain():
-    features, generator = np.zeros((1, 2)), np.random.default_rng(0)
-    residual, _ = fit_residual(features, np.array([0.001]), ["a"], generator)
-    assert 0.05 < residual.noise < 0.2
-
-
 # Folds of clusters hold out similar workloads together, and divide no architecture.
 
 
@@ -160,17 +154,6 @@ def test_distant_clusters_are_separate_folds_and_architectures_stay_whole():
         assert len(set.union(*by_centre)) == 4
         of_name = {}
         assert all(of_name.setdefault(n, f) == f for n, f in zip(names, folds, strict=True))
-
-
-def test_identical_points_share_a_fold():
-    names = ["a", "a", "b", "c"]
-    folds = cluster_folds(
-        np.array([[0.0], [2.0], [1.0], [5.0]]), names, 5, np.random.default_rng(0)
-    )
-    assert len(set(folds.tolist())) == 2  # a and b lie at the same place
-    assert folds[0] == folds[1] == folds[2] != folds[3]
-    assert not cluster_folds(np.zeros((3, 1)), ["a"] * 3, 5, np.random.default_rng(0)).any()
-    assert len(cluster_folds(np.zeros((0, 1)), [], 5, np.random.default_rng(0))) == 0
 
 
 def test_drawn_rows_cover_sorted_labels_evenly():

@@ -10,7 +10,6 @@ from workload_samples import trained_heads as train
 from trappm.learner.heads.physics_heads import heads_from_tensors
 from trappm.learner.interface import Targets, Workload
 from trappm.learner.paper.estimators import paper_estimator
-from trappm.profiler.errors import InputError
 
 
 @pytest.fixture(scope="module")
@@ -62,23 +61,3 @@ def test_transfer_starts_from_the_source_weights(trained, zoo, measure, networks
             assert torch.equal(tensor, slower.tensors()[name])
     as_long = slower.predict(zoo.workloads(rows)[0]).median[:, 0]
     np.testing.assert_allclose(as_long / same.predict(zoo.workloads(rows)[0]).median[:, 0], 2.0)
-
-
-def test_workloads_without_a_valid_embedding_are_refused(trained, zoo):
-    assert trained.needs_embeddings
-    with pytest.raises(InputError, match="no embedding"):
-        trained.predict([Workload(graph=zoo.graphs[0])])
-    with pytest.raises(InputError, match="vectors of graphs have shape"):
-        trained.predict([Workload(graph=zoo.graphs[0], embedding=np.zeros(3, np.float32))])
-
-
-def test_progress_rises_to_the_steps_of_all_networks(zoo, measure, networks):
-    seen = []
-    rows = np.arange(0, 30, 3)
-    heads = train(zoo, rows, measure(zoo.graphs), networks, on_progress=lambda *p: seen.append(p))
-    count = sum(len(head.networks) for head in heads.heads.values())
-    assert count == 2 * networks.head.members
-    totals = {total for _, total in seen}
-    assert len(totals) == 1
-    assert seen == sorted(seen)
-    assert seen[-1][0] == seen[-1][1] == count * networks.head.steps

@@ -21,7 +21,6 @@ from trappm.learner.paper.encoder import (
 from trappm.learner.paper.graphs import batches, to_data
 from trappm.learner.paper.presets import PAPER
 from trappm.learner.paper.regressor import HeadNetwork
-from trappm.profiler.errors import InputError
 
 
 def batch_of(zoo, graphs):
@@ -54,14 +53,6 @@ def test_equal_seeds_give_equal_encoders(zoo, small):
     assert not torch.equal(weights(3), weights(4))
 
 
-def test_training_does_not_change_the_global_random_state(zoo, small):
-    torch.manual_seed(5)
-    expected = torch.rand(3)
-    torch.manual_seed(5)
-    train_encoder(zoo.graphs[:6], replace(small.encoder, steps=1), np.random.default_rng(0))
-    assert torch.equal(torch.rand(3), expected)
-
-
 def test_embeddings_sum_over_nodes_and_ignore_other_graphs(zoo):
     graph = zoo.graphs[7]
     with torch.no_grad():
@@ -76,15 +67,6 @@ def test_embeddings_sum_over_nodes_and_ignore_other_graphs(zoo):
 def test_the_encoder_is_restored_from_tensors(zoo, small):
     again = Encoder.from_tensors(small.encoder, zoo.encoder.tensors())
     np.testing.assert_array_equal(again.embed(zoo.graphs), zoo.embeddings)
-
-
-def test_progress_is_reported_and_empty_training_sets_are_refused(zoo, small):
-    seen = []
-    preset = replace(small.encoder, steps=50)
-    train_encoder(zoo.graphs[:4], preset, np.random.default_rng(0), lambda *p: seen.append(p))
-    assert seen == [(20, 50), (40, 50), (50, 50), (50, 50)]
-    with pytest.raises(InputError, match="no graphs"):
-        train_encoder([], preset, np.random.default_rng(0))
 
 
 # Computing each distinct node once gives what PyG's layers give on every node.

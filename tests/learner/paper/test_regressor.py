@@ -7,7 +7,6 @@ import pytest
 from workload_samples import mape, targets, workloads
 
 from trappm.learner.paper.estimators import paper_estimator
-from trappm.profiler.errors import InputError
 
 
 @pytest.fixture(scope="module")
@@ -64,16 +63,3 @@ def test_unknown_operators_raise_uncertainty(zoo, split, model):
     assert far.log_std > 1.5 * near.log_std
     assert far.outside.all()
     assert not near.outside.any()
-
-
-def test_unusable_labels_are_refused(zoo, published, split):
-    _, _, values = split
-    everything = workloads(zoo)
-    missing = np.full(len(everything), np.nan)
-    for bad, message in ((missing, "too few"), (-values, "negative"), (values[:3], "shape")):
-        with pytest.raises(InputError, match=message):
-            published.fit(everything, targets(bad, zoo.names), np.random.default_rng(0))
-    with pytest.raises(InputError, match="another method"):
-        published.fit(
-            everything, targets(values, zoo.names), np.random.default_rng(0), start=object()
-        )

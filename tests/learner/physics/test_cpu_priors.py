@@ -1,7 +1,5 @@
 """What steps cost on CPU cores: formulas, transfer, heads."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -10,10 +8,8 @@ from trappm.learner.interface import Targets, Workload
 from trappm.learner.paper.presets import preset_named
 from trappm.learner.physics.cpu_priors import SHARED, CpuMemoryPrior, CpuTimePrior
 from trappm.learner.physics.cpu_priors import TIME_SPEC as SPEC
-from trappm.learner.physics.graph_prior import GraphPrior
 from trappm.profiler.devices.catalogue import spec_of
-from trappm.profiler.errors import InputError
-from trappm.profiler.records import METRICS, Graph
+from trappm.profiler.records import METRICS
 from trappm.profiler.trace import trace
 
 MODELS = (
@@ -36,13 +32,6 @@ def labelled():
     return workloads, names
 
 
-def test_a_graph_without_nodes_has_features(labelled):
-    """What ONNX leaves of a module that only passes its input on."""
-    empty = replace(labelled[0][0], graph=Graph.empty(2))
-    for prior in (*PRIORS, GraphPrior("step_time_ms")):
-        assert np.isfinite(prior.features([empty])).all()
-
-
 @pytest.mark.parametrize("prior", PRIORS)
 def test_labels_recover_the_constants(prior, labelled):
     rng = np.random.default_rng(0)
@@ -58,11 +47,6 @@ def test_labels_recover_the_constants(prior, labelled):
 def test_a_larger_batch_takes_no_less(prior, labelled):
     values = prior.log_values(labelled[0]).reshape(len(MODELS), 4)
     assert np.all(np.diff(values, axis=1) > 0)
-
-
-def test_a_step_time_without_kernels_is_refused(labelled):
-    with pytest.raises(InputError, match="without kernels"):
-        CpuTimePrior().log_values([replace(labelled[0][0], kernels=None)])
 
 
 def fit(workloads, names, log_values, start=None):

@@ -45,10 +45,3 @@ def test_one_wild_label_changes_little(zoo, measure):
     clean, robust = (fit_coefficients(terms, x, SPEC) for x in (logs, wild))
     assert mape(log_prior(terms, clean), values) < 5
     assert mape(log_prior(terms, robust), values) < 7
-
-
-def test_a_fit_without_labels_keeps_the_center(zoo):
-    centre = np.linspace(-1, 1, len(NAMES))
-    terms = step_time_terms(zoo.graphs[:0])
-    fitted = fit_coefficients(terms, np.zeros(0), SPEC, centre=centre)
-    np.testing.assert_array_equal(fitted, centre)

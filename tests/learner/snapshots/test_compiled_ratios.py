@@ -9,7 +9,6 @@ from trappm.learner.interface import CompiledPair, Workload
 from trappm.learner.physics.compiled_step import (
     PARTS,
     CompiledStep,
-    family_offsets,
     reference_offsets,
     times_of_pairs,
 )
@@ -106,12 +105,6 @@ def test_one_architecture_and_steps_without_kernels_have_a_ratio(workloads):
     assert (known.pairs, len(known.constants)) == (len(several) - 1, len(PARTS))
 
 
-def test_two_pairs_give_no_ratio(workloads):
-    pairs = pairs_of(workloads, of_step, NAMES[:1])
-    names = dict.fromkeys(workloads, "resnet10t")
-    assert fit_compiled_ratios(pairs, workloads, names, names) == ({}, [])
-
-
 def test_what_is_left_of_a_family_is_added(workloads):
     """ResNets take twice as long as their kernels say, beyond those of the reference."""
 
@@ -122,9 +115,3 @@ def test_what_is_left_of_a_family_is_added(workloads):
     known = reference_offsets()
     assert 0.3 < ratio.families["resnet"] - known["resnet"] < 0.7
     assert ratio.families["xcit"] == known["xcit"]
-
-
-def test_few_pairs_of_a_family_count_less():
-    assert family_offsets(np.array([0.4, 0.2, 0.4, 0.4]), ["a", "b", "a", "a"]) == {
-        "a": pytest.approx(0.3), "b": pytest.approx(0.1)
-    }  # fmt: skip

@@ -25,29 +25,6 @@ MIB_UNITS = MIB // 512
 """The allocator counts in units of 512 bytes."""
 
 
-@pytest.mark.parametrize(
-    ("units", "reserved_mib"),
-    [
-        (MIB_UNITS, 2),
-        (MIB_UNITS + 1, 20),
-        (10 * MIB_UNITS - 1, 20),
-        (10 * MIB_UNITS, 10),
-        (11 * MIB_UNITS, 12),
-    ],
-)
-def test_segments_have_the_sizes_of_pytorchs_allocator(units, reserved_mib):
-    allocator = Allocator()
-    allocator.allocate(units)
-    assert allocator.reserved == reserved_mib * MIB_UNITS
-
-
-def test_a_full_device_gets_unused_segments_back_before_it_is_out_of_memory():
-    allocator = Allocator(20 * MIB_UNITS)
-    allocator.free(allocator.allocate(12 * MIB_UNITS))
-    allocator.allocate(16 * MIB_UNITS)  # 12 and 16 exceed 20
-    assert allocator.reserved == 16 * MIB_UNITS
-
-
 def test_a_step_runs_on_less_than_it_would_reserve():
     trace, _ = trace_step(meta("resnet18"), 64)
     free = simulate_memory(trace, 256)
@@ -189,21 +166,3 @@ def test_tuned_loops_have_momenta_and_temporaries():
     ]
     assert 1.5 * weights < added[0] <= 2.1 * weights
     assert added[1] == pytest.approx(weights, rel=0.1)
-
-
-def test_only_unused_segments_are_returned():
-    allocator = Allocator()
-    large, small = 30 * MIB_UNITS, 100
-    first, second, third = (allocator.allocate(size) for size in (large, large, small))
-    allocator.give_back()
-    assert allocator.reserved == 2 * large + 2 * MIB_UNITS
-    allocator.free(first)
-    allocator.free(third)
-    allocator.give_back()
-    assert allocator.reserved == large
-    assert allocator.peak_reserved == 2 * large + 2 * MIB_UNITS
-    allocator.free(allocator.allocate(large))  # of a new segment
-    assert allocator.reserved == 2 * large
-    allocator.free(second)
-    allocator.give_back()
-    assert (allocator.reserved, allocator.live) == (0, 0)

@@ -152,13 +152,6 @@ def test_8_bit_states_are_those_of_bitsandbytes(dtype):
         assert loop.state_bytes([size], [0], [dtype.itemsize]) == 2 * 1024 + expected
 
 
-def test_8_bit_states_of_mixed_types_count_elements():
-    """Weights in bf16 next to a norm in fp32."""
-    loop = TrainingLoop(optimizer=Optimizer.ADAMW_8BIT)
-    states = 2 * 1024 + 2 * (512 * 512 + 4 * 1024) + 2 * 4 * 512
-    assert loop.state_bytes([2 * 512 * 512, 4 * 512], [0, 1], [2, 4]) == states
-
-
 def adamw_8bit(**given):
     """An object of a class with the name of bitsandbytes' one, which need not be installed."""
     kind = type("AdamW8bit", (torch.optim.AdamW,), {"__module__": "bitsandbytes.optim.adamw"})
@@ -175,19 +168,6 @@ def test_8_bit_optimizers_are_known_by_their_class():
         loop_of(adamw_8bit(args=SimpleNamespace(min_8bit_size=16)))
     with pytest.raises(InputError, match="one implementation"):
         TrainingLoop(optimizer=Optimizer.ADAMW_8BIT, implementation=Implementation.FUSED)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_8_bit_steps_allocate_as_in_bitsandbytes(dtype):
-    """On the CPU, where the two maps of 1 KiB are made with the optimizer."""
-    optimizers = pytest.importorskip("bitsandbytes.optim", reason="bitsandbytes is not installed")
-    parameters = [nn.Parameter(torch.ones(shape, dtype=dtype)) for shape in LIMIT]
-    for parameter in parameters:
-        parameter.grad = torch.ones_like(parameter)
-    optimizer = optimizers.AdamW8bit(parameters)
-    loop = loop_of(optimizer)
-    assert loop == loop_of("adamw-8bit") == loop_of(optimizers.AdamW8bit)
-    check_steps(optimizer, loop, parameters, earlier=4)
 
 
 def residual():
@@ -268,11 +248,6 @@ def test_simulated_peaks_agree_with_pytorch(
         more = weights + peak_units(partial(train, model, batch_size, loop)) - simulated
         counters = counted * sum(p.grad is not None for p in model.parameters())
         assert 0 <= more - counters <= 2
-
-
-def test_zero_accumulation_steps_are_refused():
-    with pytest.raises(InputError, match="accumulation is 0"):
-        TrainingLoop(accumulation_steps=0)
 
 
 def test_groups_of_an_optimizer_allocate_as_in_pytorch():

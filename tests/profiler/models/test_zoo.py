@@ -3,14 +3,9 @@
 import pytest
 import torch
 
-from trappm.profiler.errors import InputError, UnknownArchitectureError
+from trappm.profiler.errors import UnknownArchitectureError
 from trappm.profiler.models import zoo
 from trappm.profiler.models.families import family_of
-
-
-def test_patterns_give_each_architecture_once_and_sorted():
-    names = zoo.architectures(["vgg11*", "vgg11", "resnet18"])
-    assert names == ["resnet18", "vgg11", "vgg11_bn"]
 
 
 @pytest.mark.parametrize(
@@ -27,12 +22,6 @@ def test_tags_and_old_names_resolve_to_current_architectures(name, now):
     assert zoo.current_name(name) == now
 
 
-def test_widths_that_timm_renames_wrongly_are_refused():
-    assert zoo.current_name("ig_resnext101_32x16d") == "resnext101_32x16d"
-    with pytest.raises(UnknownArchitectureError):
-        zoo.check("ig_resnext101_32x48d")  # exists no longer
-
-
 def test_old_names_and_tags_build_the_same_model():
     with torch.device("meta"):
         old, new = (zoo.create_model(n, 64) for n in ("tv_resnet34", "resnet34.tv_in1k"))
@@ -41,26 +30,20 @@ def test_old_names_and_tags_build_the_same_model():
     assert zoo.native_input_size("tv_resnet34") == 224
 
 
-@pytest.mark.parametrize("pattern", ["resnet1888", "no_such_*", ""])
-def test_patterns_that_match_nothing_are_refused(pattern):
+def test_patterns_that_match_nothing_are_refused():
     with pytest.raises(UnknownArchitectureError):
-        zoo.architectures(["resnet18", pattern])
+        zoo.architectures(["resnet18", "no_such_*"])
 
 
 @pytest.mark.parametrize(
     ("architecture", "input_size"),
-    [("test_vit", 32), ("test_vit", 160), ("test_resnet", 40), ("swin_s3_tiny_224", 64)],
+    [("test_vit", 32), ("swin_s3_tiny_224", 64)],
 )
 def test_models_accept_their_input_size(architecture, input_size):
     with torch.device("meta"):
         model = zoo.create_model(architecture, input_size).eval()
         output = model(torch.zeros(2, 3, input_size, input_size))
     assert output.shape == (2, 1000)
-
-
-def test_impossible_input_sizes_are_reported_with_a_possible_one():
-    with pytest.raises(InputError, match=r"nest_tiny.*100 px.*224 px"):
-        zoo.create_model("nest_tiny", 100)
 
 
 @pytest.mark.parametrize(

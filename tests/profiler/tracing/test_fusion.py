@@ -8,7 +8,7 @@ from torch import nn
 
 from trappm.profiler.records import Execution, MemoryFormat, Phase, Precision
 from trappm.profiler.trace import trace
-from trappm.profiler.traced_step import KernelKind, Pass, Size, TraceSettings
+from trappm.profiler.traced_step import KernelKind, Size, TraceSettings
 from trappm.profiler.tracing.fusion import prefers_channels_last
 
 SIZE, BATCH = 8, 4
@@ -95,15 +95,6 @@ def test_the_backward_pass_computes_pointwise_results_again():
     pointwise = backward & (fused.kinds == KernelKind.ELEMENTWISE)
     read = fused.sizes_at(BATCH)[pointwise, Size.READ_BYTES].max()
     assert read == 2 * IMAGES  # the gradient and the convolution's result, not the GELU's
-
-
-def test_the_backward_pass_of_a_batch_norm_sums_up_before_it_writes():
-    model = nn.Sequential(convolution(), nn.BatchNorm2d(16), nn.ReLU(), convolution(16))
-    table = kernels(model, Phase.TRAIN)
-    backward = table.passes == Pass.DATA_GRADIENT
-    pointwise = backward & (table.kinds == KernelKind.ELEMENTWISE)
-    written = table.sizes_at(BATCH)[pointwise, Size.WRITTEN_BYTES].astype(int).tolist()
-    assert written.count(IMAGES) == 2  # the ReLU's gradient, then the norm's
 
 
 def test_inductor_chooses_the_layout_by_its_convolutions():

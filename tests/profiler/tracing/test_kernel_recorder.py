@@ -156,23 +156,6 @@ def test_a_recurrent_layer_is_a_product_of_all_inputs_and_one_for_each_step():
     assert total_flops(infers, 4) == 2 * 2 * 16 * 4 * (16 + 8) * 4 * 8
 
 
-@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
-def test_autocast_runs_every_recurrent_layer_in_16_bits(layer):
-    table = step_kernels(recurrent(layer), 16, precision=Precision.AMP_BF16).table
-    assert table.half[table.kinds == KernelKind.LINEAR].all()
-
-
-def test_an_operator_that_nobody_described_is_bound_by_memory():
-    fourier = Function(
-        lambda self, x: torch.fft.fft2(x).abs().mean((2, 3)) + self.bias,
-        bias=nn.Parameter(torch.zeros(3)),
-    )
-    counts, sizes = rows(step_kernels(fourier, 16, Phase.INFER), KernelKind.OTHER)
-    assert counts.sum() >= 1
-    assert sizes[0, Size.READ_BYTES] >= 4 * 3 * 256 * 4
-    assert not sizes[:, Size.FLOPS].any()
-
-
 def test_passes_of_products_are_known_at_one_batch_size():
     layers = [nn.Flatten(), nn.Linear(192, 64), nn.ReLU(), nn.Linear(64, 5)]
     model, sizes = nn.Sequential(*layers), (TRACED_BATCH_SIZES, (4, 4))
