@@ -65,18 +65,6 @@ def test_labels_count_by_their_own_errors():
     assert unseen.deviation[own > 0].min() > 0.25 > np.median(unseen.deviation[own == 0])
 
 
-@pytest.mark.parametrize(("rows", "seed"), [(0, 0), (5, 0), (20, 0)])
-def test_noise_alone_teaches_little(rows, seed):
-    generator = np.random.default_rng(seed)
-    features = generator.normal(size=(rows, 6))
-    noise = 0.1 * generator.normal(size=rows)
-    groups = [str(i) for i in range(rows)]
-    residual, _ = fit_residual(features, noise, groups, generator)
-    predicted, deviation = residual.predict(generator.normal(size=(300, 6)))
-    assert np.abs(predicted).mean() < 0.04
-    assert np.all(deviation > 0)
-
-
 def test_deviation_grows_far_from_labels():
     residual, _ = fitted(80)
     near = residual.predict(np.zeros((1, 6)))[1]

@@ -16,7 +16,7 @@ from trappm.learner.acquisition import (
 )
 from trappm.learner.acquisition.embedding_space import NOISE_VARIANCE, embedding_features
 from trappm.learner.acquisition.pool_covariance import PoolPosterior
-from trappm.learner.acquisition.pool_knowledge import PoolKnowledge, probability_above
+from trappm.learner.acquisition.pool_knowledge import PoolKnowledge
 from trappm.learner.acquisition.pool_variance import PoolReduction, taught_by_bounds
 from trappm.learner.acquisition.strategies import Representation
 from trappm.learner.gaussian_process import matern32
@@ -257,14 +257,6 @@ def test_representation_gains_equal_the_change_of_the_sum(seed, known):
     assert pool.gains()[have] == pytest.approx(0.0, abs=1e-3)
 
 
-def test_learned_heads_use_representation_only():
-    query = request(covariances=(), count=12)
-    assert picks_of("ours", query) == represented_best(query)
-    sure = np.where(np.isin(np.arange(60), represented_best(query)), 0.999999, 0.0)
-    guarded = replace(query, failure=sure)
-    assert not set(picks_of("ours", guarded)) & set(represented_best(query))
-
-
 def test_picks_combine_variance_and_representation():
     """Twenty copies of which nothing is to be learned, five with one that teaches, five loners with
     one that teaches more: the sum of both shares would take one of the twenty."""
@@ -356,15 +348,3 @@ def test_a_second_device_is_uncertain_in_how_devices_differ(traced):
     untraced = [replace(w, kernels=None) for w in traced]
     alone = [known(untraced, others=others) for others in (None, known_devices())]
     assert np.array_equal(*(k.covariances["step_time_ms"].features for k in alone))
-
-
-def test_rows_of_the_pool_keep_their_estimates(traced):
-    rows = np.array([7, 2])
-    whole = known(traced, ("step_time_ms", "memory_mib"))
-    part = whole.of_rows(rows)
-    assert set(part.covariances) == {"step_time_ms", "memory_mib"}
-    for metric, covariance in whole.covariances.items():
-        assert np.array_equal(part.covariances[metric].features, covariance.features[rows])
-    knowledge, some = whole.estimates["memory_mib"], part.estimates["memory_mib"]
-    limit = float(np.median(knowledge.median))
-    assert np.array_equal(probability_above(some, limit), probability_above(knowledge, limit)[rows])

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from workload_samples import trained_heads as train
 
 from trappm.learner.heads.physics_heads import heads_from_tensors
@@ -46,18 +45,3 @@ def test_heads_are_restored_from_tensors_and_settings(trained, zoo, networks):
     for name in ("median", "low", "high", "log_std", "disagreement"):
         first, second = (getattr(h.predict(workloads), name) for h in (trained, again))
         np.testing.assert_array_equal(first, second)
-
-
-def test_transfer_starts_from_the_source_weights(trained, zoo, measure, networks):
-    still = replace(networks, head=replace(networks.head, steps=0))
-    rows = np.arange(0, 96, 5)
-    source = train(zoo, rows, measure(zoo.graphs), still)
-    same, slower = (
-        train(zoo, rows, measure(zoo.graphs, speed=speed), still, init=source)
-        for speed in (1.0, 0.5)
-    )
-    for name, tensor in source.tensors().items():
-        if ".network" in name:
-            assert torch.equal(tensor, slower.tensors()[name])
-    as_long = slower.predict(zoo.workloads(rows)[0]).median[:, 0]
-    np.testing.assert_allclose(as_long / same.predict(zoo.workloads(rows)[0]).median[:, 0], 2.0)

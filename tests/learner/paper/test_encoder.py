@@ -5,11 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch_geometric.nn import global_add_pool
 
-from trappm.learner.paper.distinct_nodes import MAX_DEPTH, classes_of, node_keys
+from trappm.learner.paper.distinct_nodes import classes_of
 from trappm.learner.paper.encoder import (
     Encoder,
     EncoderNetwork,
@@ -70,44 +68,6 @@ def test_the_encoder_is_restored_from_tensors(zoo, small):
 
 
 # Computing each distinct node once gives what PyG's layers give on every node.
-
-
-def plain_keys(features, edges):
-    """The same by definition: nested tuples of a node and its predecessors."""
-    predecessors = [edges[edges[:, 1] == node, 0] for node in range(len(features))]
-    keys = [tuple(row) for row in features.tolist()]
-    actual = [keys]
-    for _ in range(MAX_DEPTH):
-        keys = [
-            (own, tuple(sorted(keys[p] for p in before)))
-            for own, before in zip(keys, predecessors, strict=True)
-        ]
-        numbers = {key: i for i, key in enumerate(sorted(set(keys), key=str))}
-        keys = [numbers[key] for key in keys]
-        actual.append(keys)
-    return actual
-
-
-def partition(keys):
-    """Return the partition of the nodes by key."""
-    first = {}
-    return [first.setdefault(key, i) for i, key in enumerate(keys)]
-
-
-@given(
-    features=st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1)), min_size=1, max_size=12),
-    data=st.data(),
-)
-@settings(deadline=None)
-def test_keys_differ_exactly_where_neighborhoods_differ(features, data):
-    count = len(features)
-    pairs = [(a, b) for a in range(count) for b in range(a + 1, count)]
-    chosen = data.draw(st.lists(st.sampled_from(pairs), unique=True)) if pairs else []
-    rows = np.array(features, dtype=np.float32)
-    edges = np.array(chosen, dtype=np.int64).reshape(-1, 2)
-    actual = node_keys(rows, edges)
-    for depth, expected in enumerate(plain_keys(rows, edges)):
-        assert partition(actual[:, depth].tolist()) == partition(expected)
 
 
 @pytest.mark.parametrize("training", [True, False])

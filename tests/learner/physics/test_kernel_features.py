@@ -15,7 +15,7 @@ from trappm.learner.physics.cpu_priors import CpuMemoryPrior, CpuTimePrior
 from trappm.learner.physics.graph_prior import GraphPrior
 from trappm.learner.physics.memory import SCRATCH_KINDS, MemoryPrior, step_memory
 from trappm.learner.physics.power import PowerPrior
-from trappm.learner.physics.prior import OPERATORS, operator_shares
+from trappm.learner.physics.prior import OPERATORS
 from trappm.learner.physics.step_time import SHARE_GROUPS, StepTimePrior, starting_constants
 from trappm.learner.snapshots.snapshot import FEATURE_VERSIONS as VERSIONS
 from trappm.profiler.devices.catalogue import DeviceSpec
@@ -127,12 +127,6 @@ def test_no_two_kinds_of_convolutions_share_a_feature_of_memory():
         largest = step_memory(training).scratch_largest.reshape(-1, len(Pass))
         assert (largest[kind] > 0).all()
     assert largest.size == SCRATCH_KINDS
-
-
-def test_no_two_operators_share_a_feature(build_network):
-    for place, operator in enumerate(OPERATORS):
-        graph = replace(build_network("plain", 8, 2, 1), operators=(operator,) * 9)
-        assert np.flatnonzero(operator_shares(graph)).tolist() == [place]
 
 
 def test_features_of_graphs_change_only_with_their_version(build_network):

@@ -52,18 +52,6 @@ def test_labels_identify_the_training_loop(traced, loop):
     assert MemoryPrior().started_from(fitted).loop is loop
 
 
-def test_eight_labels_recover_the_constants(traced):
-    """A device with a small process, such as a CPU, and another loop."""
-    workloads, _ = traced
-    truth = MemoryPrior(np.log([0.25, 1.0, 0.8, 1.5]), LoopPreset.TUNED)
-    generator = np.random.default_rng(0)
-    logs = truth.log_values(workloads) + 0.01 * generator.standard_t(4, len(workloads))
-    chosen = generator.permutation(len(workloads))[:8].tolist()
-    fitted = MemoryPrior().refit([workloads[i] for i in chosen], logs[chosen])
-    off = np.abs(np.expm1(fitted.log_values(workloads) - truth.log_values(workloads)))
-    assert np.median(off) < 0.03
-
-
 def test_out_of_memory_runs_raise_the_prior(traced):
     workloads, _ = traced
     logs = MemoryPrior().log_values(workloads)

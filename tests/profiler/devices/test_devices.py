@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from trappm.profiler.devices import local_devices, meant_device, open_device
+from trappm.profiler.devices import local_devices, open_device
 from trappm.profiler.devices.cpu import CpuDevice
 from trappm.profiler.errors import DeviceError
 
@@ -41,21 +41,6 @@ def test_every_local_device_opens():
 def test_devices_of_other_machines_are_refused_with_those_here(key):
     with pytest.raises(DeviceError, match="this machine has cpu-1t"):
         open_device(key)
-
-
-@pytest.mark.parametrize(
-    ("key", "meant"),
-    [
-        ("v1000", "v100"), ("rxt3090", "rtx-3090"),
-        ("cpu_1t", "cpu-1t"), ("simulated:a1000", "simulated:a100"), ("h1000e", "h1000"),
-        # Valid names of other devices are not misspelled.
-        *((name, None) for name in (
-            "a10", "simulated:h100", "a100-mig-1g.5gb", "h1000", "replay:labels", "cpu-99t",
-        )),
-    ],
-)  # fmt: skip
-def test_misspelled_devices_are_matched_to_the_nearest(key, meant):
-    assert meant_device(key, ["h1000"]) == meant
 
 
 @pytest.fixture(scope="module")

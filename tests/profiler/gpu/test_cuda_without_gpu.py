@@ -89,19 +89,6 @@ def test_eight_gpus_share_the_cores_of_their_sockets(host, monkeypatch):
     assert [threads for _, threads in prepared_gpus(host, monkeypatch, *boards)] == [1] * 8
 
 
-def test_cores_that_a_process_may_not_use_are_not_shared(host, monkeypatch):
-    host.allowed = {0, 1, 2, 48, 24}
-    boards = [Board("GPU-a", cores=near(0, 24)), Board("GPU-b", cores=near(0, 24)),
-              Board("GPU-c", cores=near(24, 48)), Board("GPU-d", cores=near(24, 48))]  # fmt: skip
-    cores = [cores for cores, _ in prepared_gpus(host, monkeypatch, *boards)]
-    assert cores == [[0, 48], [1, 2], [24], [24]]  # two GPUs and one core: both have it
-    # Where NVML does not know the cores, or none of them may be used, all are shared.
-    host.allowed = {0, 1}
-    assert [cores for cores, _ in prepared_gpus(host, monkeypatch, Board("GPU-a"))] == [[0, 1]]
-    boards = [Board("GPU-a", cores=near(24, 48)), Board("GPU-b", cores=None)]
-    assert [cores for cores, _ in prepared_gpus(host, monkeypatch, *boards)] == [[0], [1]]
-
-
 def test_no_loss_of_a_gpu_ends_as_a_label(monkeypatch):
     """The GPU is lost after any number of questions, each of which takes 1 ms."""
     outcomes = []

@@ -129,16 +129,6 @@ def test_an_operator_in_no_table_is_a_node_of_its_own_name():
     assert graph.edges.tolist() == [[0, 1], [1, 2]]
 
 
-def test_constant_indices_gather_and_windows_unfold():
-    places = torch.tensor([2, 0])
-    assert graph_of(Function(lambda _, x: x[:, places]), 8).at(2).operators == ("Gather",)
-    graph = graph_of(Function(lambda _, x: x.unfold(2, 4, 2)), 8).at(3)
-    assert collections.Counter(graph.operators) == {
-        "Slice": 3, "Transpose": 3, "Unsqueeze": 3, "Concat": 1
-    }  # fmt: skip
-    assert graph.output_shapes[-1].tolist() == [3, 3, 3, 8, 4, 0]
-
-
 @pytest.mark.extension("onnx")
 @pytest.mark.parametrize(
     ("kind", "settings"),
@@ -187,20 +177,3 @@ def test_graphs_of_modules_and_files_agree(tmp_path, name):
     else:
         assert graph.operators == file.operators
         assert graph.content_hash == file.content_hash
-
-
-def test_filled_tensors_do_not_depend_on_their_old_values():
-    def part(_, x):
-        y = x.relu()
-        y[:, 1:].zero_()
-        return y
-
-    def by_a_view(_, x):
-        y = x.relu()
-        y.flatten().fill_(2.0)
-        return x + y
-
-    assert graph_of(Function(by_a_view), 8).operators == ("Add",)
-    assert graph_of(Function(part), 8).operators == ("Relu", "Slice", "ScatterND")
-    with pytest.raises(UnsupportedModelError, match="no output"):
-        graph_of(Function(lambda _, x: x.relu().zero_()), 8)

@@ -90,12 +90,6 @@ def flood():
     return seen()
 
 
-def close_output():
-    os.close(1)
-    os.close(2)
-    return seen()
-
-
 def close_everything():
     os.closerange(3, 256)
     return seen()
@@ -153,7 +147,6 @@ FAULTS = {
     # Never leaves C, nor the interpreter's lock.
     "fault-native-hang": lambda: collections.deque(itertools.repeat(0), maxlen=0),
     "fault-flood": flood,
-    "fault-close-output": close_output,
     "fault-close-everything": close_everything,
     "fault-strays": leave_strays,
     "fault-come-back-twice": come_back_twice,

@@ -7,7 +7,7 @@ from nvml_stub import GIB, Board, Process, install
 
 from trappm.profiler.devices.cpu import CpuDevice
 from trappm.profiler.devices.gpu.cuda import CudaDevice
-from trappm.profiler.errors import DeviceError, UnsupportedModelError
+from trappm.profiler.errors import UnsupportedModelError
 from trappm.profiler.measuring.attempt import attempt, others_had_memory
 from trappm.profiler.measuring.isolation import _ChildProgress, _host_ran_out
 from trappm.profiler.records import Configuration, Measurement, Outcome, Protocol
@@ -119,7 +119,7 @@ def test_memory_that_ran_out_next_to_others_is_no_bound_of_the_gpu(cuda, tmp_pat
     assert f"it could have 4013 of {cuda.total} MiB" in (actual.message or "")
 
 
-@pytest.mark.parametrize("broken", [DeviceError("no OpenMP"), MemoryError(), RuntimeError("init")])
+@pytest.mark.parametrize("broken", [MemoryError(), RuntimeError("init")])
 def test_device_that_cannot_be_prepared_is_the_workers_failure(broken, tmp_path, monkeypatch):
     def prepare(_):
         raise broken

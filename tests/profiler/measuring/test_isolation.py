@@ -121,7 +121,7 @@ def test_host_that_is_short_of_memory_is_told(measurer):
     assert not others_had_memory({"capacity": 100.0})  # a whole GPU's
 
 
-@pytest.mark.parametrize("model", ["fault-flood", "fault-close-output", "fault-come-back-twice"])
+@pytest.mark.parametrize("model", ["fault-flood", "fault-come-back-twice"])
 def test_bad_manners_do_no_harm(measurer, model):
     measurement = measure(measurer, model)
     assert measurement.outcome is Outcome.OK, measurement.message

@@ -1,24 +1,19 @@
 """The model of CUDA's allocator, and steps replayed through it."""
 
-from dataclasses import replace
-from functools import cache
 from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from traced_steps import meta, tiny, trace_step
+from traced_steps import meta, trace_step
 
 from trappm.profiler.memory.simulation import (
     MIB,
     Allocator,
     ExpandableAllocator,
-    LoopPreset,
-    TrainingLoop,
     simulate_memory,
 )
-from trappm.profiler.records import Optimizer
 from trappm.profiler.traced_step import Allocations, Event
 
 MIB_UNITS = MIB // 512
@@ -132,37 +127,3 @@ def test_a_larger_batch_never_needs_less_live_memory(trace, batch_size, more):
     """Of live memory; what is reserved may shrink where a larger batch happens to pack better."""
     small, large = (simulate_memory(trace, b) for b in (batch_size, batch_size + more))
     assert small.live_mib <= large.live_mib <= large.reserved_mib
-
-
-@cache
-def resnet10t():
-    return trace_step(meta("resnet10t"), 64)[0]
-
-
-def test_empty_parameters_and_buffers_take_no_memory():
-    trace = trace_step(tiny(), 16)[0]
-    empty = np.zeros(3, dtype=np.int64)
-    more = replace(
-        trace,
-        gradients=np.concatenate([[-1] * 3, trace.gradients]),
-        parameter_bytes=np.concatenate([empty, trace.parameter_bytes]),
-        parameter_places=np.arange(3 + len(trace.parameter_places)),
-        element_bytes=np.concatenate([empty + 4, trace.element_bytes]),
-        buffer_bytes=np.concatenate([empty, trace.buffer_bytes]),
-    )
-    for optimizer in Optimizer:
-        loop = TrainingLoop(optimizer=optimizer)
-        assert simulate_memory(more, 4, loop) == simulate_memory(trace, 4, loop)
-
-
-def test_tuned_loops_have_momenta_and_temporaries():
-    """The peak at batch 1 is the optimizer's step, at 64 the end of the forward pass."""
-    trace = resnet10t()
-    weights = trace.parameter_bytes.sum() / MIB
-    tuned = LoopPreset.TUNED.with_optimizer(Optimizer.SGD)
-    added = [
-        simulate_memory(trace, b, tuned).live_mib - simulate_memory(trace, b).live_mib
-        for b in (1, 64)
-    ]
-    assert 1.5 * weights < added[0] <= 2.1 * weights
-    assert added[1] == pytest.approx(weights, rel=0.1)

@@ -48,13 +48,6 @@ class GanStep(Parts):
         return F.softplus(-self.discriminator(fake)).mean()
 
 
-class Keywords(Parts):
-    """Takes tensors and a number, by their names only."""
-
-    def forward(self, *, left, right, scale):
-        return self.both(left, right) * scale
-
-
 class LanguageModel(nn.Module):
     """Embedding, recurrent layers, scores of every next word."""
 
@@ -102,15 +95,6 @@ class Pooled(Parts):
 
     def forward(self, x):
         return self.head(self.backbone(x).mean((2, 3)))
-
-
-class Fourier(Parts):
-    """A layer of a Fourier neural operator (Li et al., 2020)."""
-
-    def forward(self, x):
-        spectrum = torch.fft.rfft(x)[..., :9]
-        mixed = torch.einsum("bif,iof->bof", spectrum, self.weight)
-        return F.gelu(torch.fft.irfft(mixed, n=x.shape[-1]) + self.skip(x)).mean(-1)
 
 
 class Edges(Parts):

@@ -119,16 +119,10 @@ MODULES = (
                     nn.Conv2d(3, 16, 4, stride=4), nn.LeakyReLU(0.2), nn.Conv2d(16, 1, 4),
                     nn.Flatten())),
             lambda b: (torch.rand(b, 16), torch.rand(b, 3, 16, 16))),
-    Foreign("module with keywords", lambda: layers.Keywords(both=nn.Bilinear(16, 16, 4)),
-            lambda b: {"left": torch.rand(b, 16), "right": torch.rand(b, 16), "scale": 2.0}),
     Foreign("LSTM language model", lambda: layers.LanguageModel(nn.LSTM), tokens(16),
             cpu_differs="cuDNN keeps a reserve of its own", is_recurrent=True),
     Foreign("torch.utils.checkpoint, reentrant", layers.Checkpointed,
             rand(3, 16, 16)),
-    Foreign("spectral norm", lambda: nn.Sequential(
-                nn.utils.parametrizations.spectral_norm(nn.Conv2d(3, 8, 3)), nn.LeakyReLU(0.1),
-                nn.Flatten(), nn.utils.parametrizations.spectral_norm(nn.Linear(8 * 36, 1))),
-            rand(3, 8, 8)),
     Foreign("in-place operators", lambda: layers.InPlace(
                 first=nn.Conv2d(3, 8, 3, bias=False), second=nn.Conv2d(8, 8, 3, padding=1)),
             rand(3, 16, 16)),
@@ -137,10 +131,6 @@ MODULES = (
                                        ).requires_grad_(False),
                 head=nn.Linear(8, 4)),
             rand(3, 16, 16)),
-    Foreign("Fourier layer (FFT)", lambda: layers.Fourier(
-                weight=nn.Parameter(torch.rand(8, 8, 9, dtype=torch.cfloat)),
-                skip=nn.Conv1d(8, 8, 1)),
-            rand(8, 32)),
     Foreign("3-D convolutions", lambda: nn.Sequential(
                 nn.Conv3d(1, 8, 3, padding=1), nn.BatchNorm3d(8), nn.ReLU(), nn.MaxPool3d(2),
                 nn.Conv3d(8, 16, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool3d(1), nn.Flatten(),

@@ -108,31 +108,6 @@ def test_a_block_mask_leaves_out_blocks(device):
     assert attention_kernels(traced(attend)) == [3 * LENGTH // 4] * 2
 
 
-def test_a_learned_bias_gets_its_gradient():
-    def attend(self, q, k, v):
-        def biased(score, batch, head, query, key):
-            return score + self.bias[head, query - key + LENGTH]
-
-        return flex.flex_attention(q, k, v, score_mod=biased)
-
-    bias = nn.Parameter(torch.zeros(HEADS, 2 * LENGTH))
-    step, plain = traced(attend, bias=bias), traced(WAYS["plain"])
-    assert len(step.allocations.gradients) == len(plain.allocations.gradients) + 1
-    assert (
-        step.allocations.parameter_bytes.sum()
-        == plain.allocations.parameter_bytes.sum() + bias.nbytes
-    )
-
-
-def test_heads_share_keys_without_copies_of_them():
-    def attend(self, q, k, v):
-        return flex.flex_attention(q, k, v, enable_gqa=True)
-
-    grouped, plain = traced(attend, key_heads=2), traced(WAYS["plain"])
-    share = TOKENS.nbytes  # half of the keys and half of the values are away
-    assert plain.saved_bytes.at(8) - grouped.saved_bytes.at(8) == share
-
-
 def test_pytorch_is_as_before_after_a_trace():
     code, seen = flex.flex_attention.__code__, []
 

@@ -1,6 +1,5 @@
 """The kernels of a step are those that a GPU would run: counts, bytes, operations, types."""
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -119,25 +118,6 @@ def test_channels_last_images_stay_so_and_mixed_layouts_are_copied():
         second=nn.Conv2d(8, 8, 1),
     )
     assert rows(step_kernels(crossed, 16, Phase.INFER), KernelKind.COPY)[0].sum() == 1
-
-
-class Standardised(nn.Conv2d):
-    """Computes its weights anew in each step, contiguous ones."""
-
-    def forward(self, x):
-        return F.conv2d(x, (self.weight - 1).contiguous(), padding=self.padding)
-
-
-@pytest.mark.parametrize("second", [nn.Conv2d(8, 8, 1), Standardised(8, 8, 3, padding=1)])
-def test_convolutions_of_channels_last_images_write_such_whatever_their_weights(second):
-    head = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), second, nn.ReLU(), *head)
-    table = step_kernels(model, 16, memory_format=MemoryFormat.CHANNELS_LAST).table
-    of_images = np.isin(table.kinds, [KernelKind.DENSE, KernelKind.POINTWISE])
-    assert table.channels_last[of_images].all()
-    assert (table.passes[of_images] == Pass.DATA_GRADIENT).any()
-    relu = (table.kinds == KernelKind.ELEMENTWISE) & (table.sizes[:, Size.WRITTEN_BYTES, 1] > 0)
-    assert table.channels_last[relu].any()
 
 
 def recurrent(kind, **options):

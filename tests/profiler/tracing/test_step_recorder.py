@@ -55,9 +55,6 @@ def with_queue(self, x):
 
 UNEVEN = {
     "pairs with a queue of samples": with_queue,
-    "rounded up to 64 samples": lambda self, x: nn.functional.pad(
-        self.head(x.flatten(1)), (0, 0, 0, -len(x) % 64)
-    ).relu(),
     "at least 64 samples": lambda self, x: (
         self.head(x.flatten(1)).repeat(64, 1)[: max(len(x), 64)].relu()
     ),

@@ -80,42 +80,6 @@ def test_a_step_that_only_looks_at_values_is_known_at_all_batch_sizes(guard):
     assert "they are those of the example" in " ".join(guarded.remarks)
 
 
-def test_activations_that_are_kept_on_the_cpu_are_remarked_on():
-    def body(self, x):
-        with torch.autograd.graph.save_on_cpu():
-            return self.head(x.flatten(1).relu())
-
-    offloaded = ask(Function(body, head=nn.Linear(3072, 10)), torch.rand(256, 3, 32, 32), None)
-    assert "the time does not include these copies" in " ".join(offloaded.remarks)
-    assert "these copies" not in " ".join(ask(classifier(GUARDS["item"])).remarks)
-
-
-class CheckedOnce(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.head, self.is_checked = nn.Linear(3072, 10), False
-
-    def forward(self, x):
-        if not self.is_checked:
-            self.is_checked = True
-            raise_if(x.max() > 1e6)
-        y = self.head(x.flatten(1))
-        return y if y.norm() < 1e9 else y.repeat(1, 100_000)
-
-
-def each_sample(self, x):
-    y = self.head(x.flatten(1))
-    wide = [bool(value) for value in y.sum(1) > 1e9]
-    return y.repeat(1, 100_000) if any(wide) or y.norm() > 1e9 else y
-
-
-@pytest.mark.parametrize(
-    "module", [CheckedOnce(), Function(each_sample, head=nn.Linear(3072, 10))], ids=["once", "each"]
-)
-def test_values_that_are_not_read_each_time_are_those_of_one_batch_size(module):
-    assert ask(module).memory_source == "run on the example"
-
-
 def test_a_whole_number_of_the_example_is_not_taken_at_other_batch_sizes():
     """It may count samples."""
 
@@ -171,27 +135,6 @@ def test_records_and_containers_of_them_are_batches(nested):
     assert answer.missing == {}
     assert answer.batch_size == 16
     assert answer.largest_batch > 16
-
-
-def test_objects_that_refer_to_themselves_and_functions_stay_what_they_are():
-    """They are passed on, and containers elsewhere keep them."""
-
-    class Node:
-        def __init__(self):
-            self.mask, self.me = CLASSES, [self]
-
-    def scale(x):
-        return x
-
-    scale.factor = torch.ones(1)
-
-    def body(self, x, node, scale):
-        assert node.me[0] is node
-        return self.head(scale(x).flatten(1))
-
-    answer = ask(Function(body, head=nn.Linear(3072, 10)), (IMAGES, Node(), scale))
-    assert answer.missing == {}
-    assert torch.utils._pytree.tree_leaves({"scale": scale}) == [scale]
 
 
 def test_inference_with_a_gradient_runs_where_the_caller_computes_gradients():
