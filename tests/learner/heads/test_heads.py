@@ -42,7 +42,7 @@ def test_forty_labels_predict_unseen_architectures(trained, zoo):
 
 def test_a_metric_needs_labels_to_have_a_head(zoo, measure, small):
     targets = measure(zoo.graphs)
-    rows, held_out = split(zoo, 20)
+    rows, held_out = split(zoo, 12)
     assert train(zoo, rows, targets, small).metrics == ("step_time_ms", "memory_mib")
     targets[rows[:3], 2] = 40.0
     heads = train(zoo, rows, targets, small)
@@ -53,7 +53,7 @@ def test_a_metric_needs_labels_to_have_a_head(zoo, measure, small):
 
 def test_heads_do_not_depend_on_cores_or_other_metrics(zoo, measure, small, monkeypatch):
     targets = measure(zoo.graphs, noise_seed=1)
-    rows, held_out = split(zoo, 40)
+    rows, held_out = split(zoo, 16)
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1, 2, 3})
     side_by_side = errors(train(zoo, rows, targets, small), zoo, held_out, targets)
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {0})
@@ -123,7 +123,7 @@ def test_extrapolations_are_flagged_and_have_wider_intervals(trained, zoo, build
 
 def test_out_of_memory_bounds_extend_the_labelled_range(zoo, measure, small, build_network):
     targets = measure(zoo.graphs)
-    rows, _ = split(zoo, 40)
+    rows, _ = split(zoo, 20)
     above = np.full_like(targets, np.nan)
     dead = rows[np.argsort(targets[rows, 1])[-8:]]
     above[dead, 1], targets[dead, 1] = 10 * targets[dead, 1], np.nan
@@ -135,8 +135,10 @@ def test_heads_are_restored_from_tensors_and_settings(trained, zoo, measure, sma
     source, rows, _, _ = trained
     other = train(zoo, rows[:12], measure(zoo.graphs, speed=0.5), small, init=source)
     workloads = zoo.workloads(range(96))[0]
-    for heads in (source, other):
-        again = heads_from_tensors(small.head, heads.settings(), heads.tensors())
+    networks = replace(small, head=replace(small.head, physical_prior=False, steps=9))
+    learned = train(zoo, rows[:12], measure(zoo.graphs), networks)
+    for heads, preset in ((source, small), (other, small), (learned, networks)):
+        again = heads_from_tensors(preset.head, heads.settings(), heads.tensors())
         first, second = (h.predict(workloads) for h in (heads, again))
         for name in ("median", "low", "high", "log_std", "outside", "extrapolated_from"):
             np.testing.assert_array_equal(getattr(first, name), getattr(second, name))

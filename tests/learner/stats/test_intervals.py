@@ -138,8 +138,6 @@ def nearest_in_other_folds(features, folds):
 def test_familiarity_is_restored_from_tensors_and_damage_is_refused():
     familiarity = replace(Familiarity.fit(*known()), widening=0.012)
     again = Familiarity.from_tensors(familiarity.tensors())
-    distances = familiarity.distance(3 * np.random.default_rng(9).normal(size=(300, 5)))
-    np.testing.assert_array_equal(again.outside(distances), familiarity.outside(distances))
     assert again.widening == familiarity.widening
     with pytest.raises(ValueError, match="one scale for each column"):
         Familiarity.from_tensors({**familiarity.tensors(), "scale": torch.ones(2)})

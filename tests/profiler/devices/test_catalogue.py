@@ -91,9 +91,8 @@ def test_the_environment_of_a_measurement_identifies_the_gpu(device, environment
 
 @pytest.mark.parametrize(
     "name",
-    ["", "gpu", "a100x", "a1000", "NVIDIA A100-SXM-64GB", "rtx-9090", "cpu-2t",
-     "NVIDIA GeForce RTX 4090 Laptop GPU", "replay:a100.jsonl", "h100-mig-9g.99gb",
-     "l4-mig-1g.5gb", "Tesla V100-FHHL-16GB", "rtx-pro-6000"],
+    ["", "a1000", "NVIDIA A100-SXM-64GB", "cpu-2t", "NVIDIA GeForce RTX 4090 Laptop GPU",
+     "h100-mig-9g.99gb", "rtx-pro-6000"],
 )  # fmt: skip
 def test_unlisted_names_match_no_gpu(name):
     assert card_of(name) is None
@@ -175,7 +174,6 @@ def test_ray_labels_of_a_gpu_are_its_names():
     [
         ("a100", set(Precision)),
         ("v100", {Precision.FP32, Precision.TF32, Precision.FP32_STRICT}),
-        ("cpu-2t", set(Precision)),
         ("cpu-2x1t", set()),
         ("a100x4", set()),
         ("simulated:a100", set()),
@@ -210,8 +208,7 @@ def test_most_similar_has_the_same_memory_and_share_of_tensor_arithmetic(device,
         ("a100-80gbx8-fsdp", RankKey("a100-80gb", 8, "fsdp")),
         ("rtx3090x2", RankKey("rtx3090", 2)),
         *[(name, RankKey(name)) for name in (
-            "a100", "rtx3090", "rtx-3090", "a100x", "a100-sxm4-40gb", "cuda:0", "cpu-2t",
-            "cpu-1x1t", "a100x1", "simulated:a100x4", "replay:runsx2", "cpu-x2",
+            "rtx-3090", "a100x", "a100-sxm4-40gb", "cuda:0", "cpu-1x1t", "replay:runsx2",
         )],
     ],
 )  # fmt: skip

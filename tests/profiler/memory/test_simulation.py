@@ -2,7 +2,6 @@
 
 from itertools import pairwise
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +13,6 @@ from trappm.profiler.memory.simulation import (
     ExpandableAllocator,
     simulate_memory,
 )
-from trappm.profiler.traced_step import Allocations, Event
 
 MIB_UNITS = MIB // 512
 """The allocator counts in units of 512 bytes."""
@@ -73,57 +71,3 @@ def test_an_expandable_segment_grows_by_pages_from_the_free_block_at_its_end():
     assert allocator.reserved == 60 * MIB_UNITS
     allocator.allocate(1)  # small blocks have pages of 2 MiB
     assert allocator.reserved == 62 * MIB_UNITS
-
-
-def test_a_full_device_takes_free_pages_of_expandable_segments_back():
-    allocator = ExpandableAllocator(60 * MIB_UNITS)
-    _, freed = (allocator.allocate(n * MIB_UNITS) for n in (25, 15))
-    small = [allocator.allocate(MIB_UNITS) for _ in range(10)]
-    assert allocator.reserved == 50 * MIB_UNITS
-    for block in small:
-        allocator.free(block)
-    allocator.free(freed)
-    allocator.allocate(35 * MIB_UNITS)  # 10 MiB of small blocks' pages are in the way
-    assert allocator.reserved == 60 * MIB_UNITS
-    assert allocator.live == (25 + 35) * MIB_UNITS
-
-
-@st.composite
-def traces(draw):
-    """Steps that allocate and free at random; sizes grow with the batch or stay, and are below one
-    MiB up to batch 200: such blocks are always split, so that live memory is what was asked."""
-    kinds, blocks, sizes, alive = [], [], [], []
-    count = draw(st.integers(1, 30))
-    for number in range(count):
-        constant, slope = draw(st.integers(0, 1 << 17)), draw(st.integers(0, 1 << 12))
-        kinds.append(Event.ALLOCATE)
-        blocks.append(number)
-        sizes.append((constant + 8 * slope, constant + 32 * slope))
-        alive.append(number)
-        if draw(st.booleans()):
-            freed = alive.pop(draw(st.integers(0, len(alive) - 1)))
-            kinds.append(Event.FREE)
-            blocks.append(freed)
-            sizes.append(sizes[blocks.index(freed)])
-    kinds.append(Event.END_OF_FORWARD)
-    blocks.append(0)
-    sizes.append((0, 0))
-    gradients = alive[: draw(st.integers(0, len(alive)))]
-    return Allocations(
-        kinds=np.array(kinds, dtype=np.int8),
-        blocks=np.array(blocks, dtype=np.int32),
-        sizes=np.array(sizes, dtype=np.int64),
-        gradients=np.array(gradients, dtype=np.int32),
-        parameter_bytes=np.array([4096] * len(gradients), dtype=np.int64),
-        parameter_places=np.arange(len(gradients)),
-        element_bytes=np.array([4] * len(gradients), dtype=np.int64),
-        buffer_bytes=np.array([], dtype=np.int64),
-    )
-
-
-@settings(deadline=None)
-@given(traces(), st.integers(1, 100), st.integers(1, 100))
-def test_a_larger_batch_never_needs_less_live_memory(trace, batch_size, more):
-    """Of live memory; what is reserved may shrink where a larger batch happens to pack better."""
-    small, large = (simulate_memory(trace, b) for b in (batch_size, batch_size + more))
-    assert small.live_mib <= large.live_mib <= large.reserved_mib

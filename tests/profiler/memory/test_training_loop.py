@@ -1,7 +1,6 @@
 """The simulated training loop against what PyTorch's own allocates."""
 
 import weakref
-from dataclasses import fields
 from functools import cache, partial
 from itertools import product
 from types import SimpleNamespace
@@ -32,7 +31,6 @@ UNIT = 512
 WIDTH = 301
 SHAPES = ((7,), (1000,), (33, 65), (), (129, 301), (3, 5, 7), (200, 100))
 """Odd sizes, each below what makes CUDA's norm sum in more than one chunk."""
-BOTH = (False, True)
 
 
 def units(nbytes):
@@ -89,33 +87,7 @@ def make_optimizer(parameters, loop):
     )  # fmt: skip
 
 
-def name_of(loop):
-    """For the test's name."""
-    switches = {f.name: getattr(loop, f.name) for f in fields(loop)}
-    return "-".join(
-        name if value is True else str(value)
-        for name, value in switches.items()
-        if value is not False
-    )
-
-
 TORCH_OPTIMIZERS = [kind for kind in Optimizer if kind is not Optimizer.ADAMW_8BIT]
-SWITCHES = ("optimizer", "implementation", "weight_decay")
-LOOPS = [
-    TrainingLoop(**dict(zip(SWITCHES, values, strict=True)))
-    for values in product(TORCH_OPTIMIZERS, Implementation, BOTH)
-]
-
-
-@pytest.mark.parametrize("loop", LOOPS, ids=name_of)
-def test_optimizer_steps_allocate_as_in_pytorch(loop):
-    """Peak, and what is left, in units of 512 bytes: of the first step, and of the second."""
-    parameters = [nn.Parameter(torch.ones(shape)) for shape in SHAPES]
-    for parameter in parameters:
-        parameter.grad = torch.ones_like(parameter)
-    everything = [*parameters, nn.Parameter(torch.ones(50))]  # the last gets no gradient
-    optimizer = make_optimizer(everything, loop)
-    check_steps(optimizer, loop, parameters)
 
 
 def check_steps(optimizer, loop, parameters, earlier=0):

@@ -140,16 +140,6 @@ def test_noise_and_drift_are_reasons_of_an_unstable_run():
     assert "noise" in reason
 
 
-@pytest.mark.parametrize(("window_s", "steps"), [(0.03, 3), (0.2, 20)])
-def test_the_window_has_the_length_of_the_protocol(window_s, steps, monkeypatch):
-    """Of steps that take 10 ms each; one more brings it to the tick of the meter."""
-    monkeypatch.setattr(Recorded, "power_window_s", lambda _, protocol: protocol.power_window_s)
-    monkeypatch.setitem(globals(), "FEW", replace(FEW, power_window_s=window_s))
-    run, _ = run_recorded(monkeypatch, Overflowing())
-    assert len(run.samples.times_ms) == 3
-    assert run.steps_in_window == steps + 1
-
-
 def test_a_step_without_power_is_not_run_for_the_meter(monkeypatch):
     monkeypatch.setattr(Recorded, "power_window_s", lambda *_: 0.2)
     with_power, _ = run_recorded(monkeypatch, Overflowing())

@@ -98,17 +98,6 @@ class Batch:
     classes: Tensor
 
 
-class Slots:
-    __slots__ = ("__classes", "__weakref__", "images")
-
-    def __init__(self, images, classes):
-        self.images, self.__classes = images, classes
-
-    @property
-    def classes(self):
-        return self.__classes
-
-
 class OfBatch(nn.Module):
     """Takes a record, or one in another container, and returns its loss."""
 
@@ -126,7 +115,6 @@ class OfBatch(nn.Module):
     "nested",
     [
         lambda b: (b, 1),
-        lambda b: Slots(b.images, b.classes),
         lambda b: MappingProxyType({"batch": b}),
     ],
 )
@@ -169,20 +157,3 @@ def test_ctc_keeps_the_probabilities_of_prefixes(joined, reduction):
     prefixes = 8 * 100 * 41 * 4
     sizes = [t.size_mib * 2**20 for t in answer.memory_breakdown.largest]
     assert prefixes in sizes
-
-
-@pytest.mark.parametrize(
-    ("transform", "phase"), [(torch.func.grad, "train"), (torch.func.jacrev, "infer")]
-)
-def test_a_model_may_differentiate_by_functions(transform, phase):
-    def body(self, x):
-        return torch.func.vmap(transform(lambda row: self.layers(row).sum()))(x)
-
-    layers = nn.Sequential(nn.Linear(3, 64), nn.Tanh(), nn.Linear(64, 1))
-    options = {"targets": torch.rand(128, 3), "loss": F.mse_loss} if phase == "train" else {}
-    options = {"targets": None, "phase": phase} | options
-    answer = ask(Function(body, layers=layers), torch.rand(128, 3), **options)
-    plain = ask(layers, torch.rand(128, 3), **options | {"targets": torch.rand(128, 1)[:, :1]})
-    assert answer.missing == {}
-    assert answer.largest_batch > 128
-    assert answer.step_time_ms > 1.5 * plain.step_time_ms  # a backward pass within the forward one
