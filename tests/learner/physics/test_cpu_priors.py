@@ -3,13 +3,10 @@
 import numpy as np
 import pytest
 
-from trappm.learner.heads.physics_heads import Ours, train_heads
+from trappm.learner.heads.physics_heads import Ours
 from trappm.learner.interface import Targets, Workload
-from trappm.learner.paper.presets import preset_named
 from trappm.learner.physics.cpu_priors import SHARED, CpuMemoryPrior, CpuTimePrior
 from trappm.learner.physics.cpu_priors import TIME_SPEC as SPEC
-from trappm.profiler.devices.catalogue import spec_of
-from trappm.profiler.records import METRICS
 from trappm.profiler.trace import trace
 
 MODELS = (
@@ -74,27 +71,3 @@ def test_transfer_helps_a_similar_device(labelled):
     begun, known = CpuTimePrior().started_from(truth).log_constants, truth.log_constants
     assert begun.mean() == pytest.approx(known.mean())
     assert begun.std() == pytest.approx(SHARED * known.std())
-
-
-def labels_of(workloads):
-    targets = np.full((len(workloads), len(METRICS)), np.nan)
-    for metric, prior in (("memory_mib", CpuMemoryPrior()), ("step_time_ms", CpuTimePrior())):
-        targets[:, list(METRICS).index(metric)] = np.exp(prior.log_values(workloads))
-    return targets
-
-
-def trained(labelled, device, init=None):
-    workloads, names = labelled
-    return train_heads(
-        workloads, labels_of(workloads), groups=names, preset=preset_named("laptop").head,
-        generator=np.random.default_rng(0), spec=spec_of(device), init=init,
-    )  # fmt: skip
-
-
-def test_gpu_heads_do_not_change_cpu_heads(labelled):
-    """Their constants are of another formula."""
-    own, after = (
-        trained(labelled, "cpu-2t", init).predict(labelled[0]).median
-        for init in (None, trained(labelled, "a100"))
-    )
-    np.testing.assert_allclose(after, own, rtol=0.05)

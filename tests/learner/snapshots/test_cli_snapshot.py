@@ -75,13 +75,8 @@ def test_a_worse_snapshot_is_published_without_becoming_latest(snapshot_cli, hom
     for _ in range(2):  # a repeated push changes nothing
         out = snapshot_cli("push", good, "--registry", shared, "--alias", "latest")
         assert f"latest is {good}" in out
-    history = json.loads(snapshot_cli("show", "latest", "--registry", shared, "--json"))
-    moves = [(move["snapshot"], move["why"]) for move in history["alias_history"]]
-    assert moves == [(good, "published"), (bad, "published"), (good, "by hand")]
     shown = snapshot_cli("show", "latest", "--registry", shared).split("history of latest\n")[1]
     assert [line.split()[0] for line in shown.splitlines()[2:]] == [good, bad, good]
-    rows = json.loads(snapshot_cli("show", "--registry", shared, "--json"))
-    assert {row["id"]: row["aliases"] for row in rows} == {good: ["latest"], bad: []}
     for registry in ((), ("--registry", shared)):
         refused = snapshot_cli("push", bad, "--alias", "default", *registry, status=2)
         assert "ships with trappm" in refused

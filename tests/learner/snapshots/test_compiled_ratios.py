@@ -103,15 +103,3 @@ def test_one_architecture_and_steps_without_kernels_have_a_ratio(workloads):
     several = pairs_of(workloads, of_step)
     known = ratio_of(several, some)[0]
     assert (known.pairs, len(known.constants)) == (len(several) - 1, len(PARTS))
-
-
-def test_what_is_left_of_a_family_is_added(workloads):
-    """ResNets take twice as long as their kernels say, beyond those of the reference."""
-
-    def log_ratio(name, eager, compiled):
-        return of_step(name, eager, compiled) + 0.7 * (family_of(name) == "resnet")
-
-    ratio, _ = ratio_of(pairs_of(workloads, log_ratio, held_out=["test_resnet"]), workloads)
-    known = reference_offsets()
-    assert 0.3 < ratio.families["resnet"] - known["resnet"] < 0.7
-    assert ratio.families["xcit"] == known["xcit"]

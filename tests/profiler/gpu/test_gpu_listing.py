@@ -121,20 +121,6 @@ def test_broken_drivers_are_reported(monkeypatch, command):
     assert "cpu-1t" in out
 
 
-def test_functions_dropped_by_a_driver_are_replaced_or_reported(monkeypatch):
-    gone = error("DEPRECATED")
-    board = Board(
-        "GPU-a", application_clock_mhz=gone, temperature_c=gone, temperature_v_c=61, ecc=None
-    )
-    install(monkeypatch, board, driver="615.0")
-    environment = open_device("cuda:0").environment()
-    assert environment["device_clock_mhz"] is None
-    assert "no more (deprecated)" in environment["untold"]["device_clock_mhz"]
-    assert environment["ecc"] is None
-    assert "Not Supported" in environment["untold"]["ecc"]
-    assert visible_gpus()[0].ask("nvmlDeviceGetTemperature", 0).value == 61
-
-
 def test_old_drivers_without_functions_are_supported(monkeypatch):
     """Without MIG, versions of structures and fields: the symbols are not there."""
     install(monkeypatch, Board("GPU-a", "Tesla V100-SXM2-16GB", used=3 * GIB), driver="418.226")

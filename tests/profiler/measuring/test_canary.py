@@ -5,8 +5,6 @@ import dataclasses
 import pytest
 
 from trappm.profiler.measuring.canary import (
-    LARGE,
-    SMALL,
     CanaryDecision,
     CanaryPlan,
     CanaryWatch,
@@ -70,13 +68,6 @@ def test_only_readings_of_one_stack_and_gpu_are_compared():
     before = read_all([measured(100, device_uuid="GPU-a")] * 3)
     assert read_canary(measured(130, device_uuid="GPU-b"), before, PLAN).decision is OK
     assert read_canary(measured(130, device_uuid="GPU-a"), before, PLAN).decision is DRIFTING
-
-
-def test_reference_has_arithmetic_for_a_gpu_and_little_for_a_cpu():
-    assert PLAN.reference_on("cpu-8t") == SMALL
-    assert PLAN.reference_on("h100") == PLAN.reference_on("cuda:0") == LARGE
-    small_plan = dataclasses.replace(PLAN, configuration=SMALL)
-    assert small_plan.reference_on("h100") == SMALL
 
 
 def test_failures_stop_but_a_busy_host_does_not():

@@ -106,17 +106,6 @@ class Edges(Parts):
         return self.update(torch.cat([nodes, received], 1)).square().mean()
 
 
-class PackedTagger(Parts):
-    """Embedding, LSTM of packed sentences, and a class per word."""
-
-    def forward(self, words, lengths):
-        packed = nn.utils.rnn.pack_padded_sequence(
-            self.embedding(words), lengths.cpu(), batch_first=True, enforce_sorted=False
-        )
-        output, _ = nn.utils.rnn.pad_packed_sequence(self.lstm(packed)[0], batch_first=True)
-        return self.head(output)
-
-
 class Experts(nn.Module):
     """Each token goes to the two of its experts with the largest scores."""
 

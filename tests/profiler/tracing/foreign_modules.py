@@ -83,12 +83,6 @@ def pair(*shape):
     return lambda batch_size: (torch.rand(batch_size, *shape), torch.rand(batch_size, *shape))
 
 
-def sentences(batch_size):
-    """Return words, and the lengths of their sentences."""
-    lengths = torch.arange(batch_size) % 7 + 6
-    return torch.randint(64, (batch_size, int(lengths.max()))), lengths
-
-
 def bert():
     import transformers
 
@@ -139,10 +133,6 @@ MODULES = (
     Foreign("message passing over edges (index_add)",
             lambda: layers.Edges(message=nn.Linear(16, 16), update=nn.Linear(32, 16)),
             lambda b: (torch.rand(b * 10, 16), torch.randint(10 * b, (2, b * 40)))),
-    Foreign("packed LSTM", lambda: layers.PackedTagger(
-                embedding=nn.Embedding(64, 16), head=nn.Linear(64, 5),
-                lstm=nn.LSTM(16, 32, bidirectional=True, batch_first=True)),
-            sentences, by_values=True, is_recurrent=True, cpu_differs="cuDNN's reserve space"),
     Foreign("routed experts", seeded(layers.Experts), rand(8, 16), by_values=True),
     Foreign("parameters in bf16",
             lambda: nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 8)).bfloat16(),
