@@ -257,6 +257,20 @@ def test_representation_gains_equal_the_change_of_the_sum(seed, known):
     assert pool.gains()[have] == pytest.approx(0.0, abs=1e-3)
 
 
+def test_picks_combine_variance_and_representation():
+    """Twenty copies of which nothing is to be learned, five with one that teaches, five loners with
+    one that teaches more: the sum of both shares would take one of the twenty."""
+    places = 40.0 * np.random.default_rng(0).normal(0, 1, (7, 12))
+    place = [0] * 20 + [1] * 5 + [2, 3, 4, 5, 6]
+    features = np.zeros((30, 30), np.float32)
+    features[22, 22], features[27, 27] = 0.9, 1.2
+    query = unlabelled(
+        n=30, embeddings=places[place].astype(np.float32), static_features=np.ones((30, 1)),
+        covariances=[PoolCovariance(features, 0.1)], count=1,
+    )  # fmt: skip
+    assert picks_of("ours", query) == [22]
+
+
 @given(seed=st.integers(0, 2**32 - 1))
 @settings(deadline=None, max_examples=20)
 def test_the_pool_posterior_agrees_with_the_matrix_inverse(seed):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch_geometric.nn import global_add_pool
 
-from trappm.learner.paper.distinct_nodes import classes_of
+from trappm.learner.paper.distinct_nodes import classes_of, node_keys
 from trappm.learner.paper.encoder import (
     Encoder,
     EncoderNetwork,
@@ -68,6 +68,12 @@ def test_the_encoder_is_restored_from_tensors(zoo, small):
 
 
 # Computing each distinct node once gives what PyG's layers give on every node.
+
+
+def test_keys_count_equal_predecessors():
+    keys = node_keys(np.zeros((5, 1), np.float32), np.array([[0, 2], [1, 2], [0, 3], [1, 4]]))
+    assert keys[2, 1] != keys[3, 1] == keys[4, 1]
+    assert len(set(keys[:, 0].tolist())) == 1
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_samples import error, inference, moved, networks, workload
+from kernel_samples import ROWS, error, inference, moved, networks, workload
 
 from trappm.learner.interface import Workload
 from trappm.learner.physics.devices.known_devices import known_devices
@@ -81,6 +81,16 @@ def test_one_outlier_changes_little():
     labels[5] += 2.0
     fitted = StepTimePrior(A100).refit(seen, labels)
     assert error(fitted, unseen, truth.log_values(unseen)) < 0.03
+
+
+def test_the_spread_of_constants_is_learned_from_labels():
+    seen, start = networks(60), StepTimePrior(A100)
+    truth = start.constants.clone()
+    random = torch.from_numpy(np.random.default_rng(5).normal(size=len(truth)))
+    truth[ROWS["stream"]] += 2.0 * random[ROWS["stream"]]  # of 0.49 as we believed
+    fitted = start.refit(seen, StepTimePrior(A100, truth).log_values(seen))
+    change = fitted.learned_spreads / spreads(1.0)
+    assert change[ROWS["stream"]].min() > 1.3
 
 
 def test_a_fold_does_not_start_from_constants_that_used_its_labels(monkeypatch):

@@ -235,6 +235,15 @@ def test_a_failed_write_leaves_no_files(content, tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == []
 
 
+def test_only_old_unfinished_folders_are_removed(content, tmp_path):
+    stale, fresh = tmp_path / ".unfinished-a", tmp_path / ".unfinished-b"
+    stale.mkdir()
+    fresh.mkdir()
+    os.utime(stale, (0, 0))
+    info = save_snapshot(tmp_path, **content)
+    assert set(tmp_path.iterdir()) == {info.folder, fresh}
+
+
 def test_copy_keeps_the_id_and_never_overwrites(saved, tmp_path, zoo):
     info = copy_snapshot(saved.folder, tmp_path / "a" / "copy")
     assert info.id == saved.id

@@ -78,6 +78,14 @@ def test_calibrations_are_restored_from_tensors_and_damage_is_refused():
         Calibration.from_tensors({"quantiles": torch.zeros(len(LEVELS) + 1)})
 
 
+def test_exceedance_probabilities_match_frequencies():
+    calibration = Calibration.fit(*errors(800, 0))
+    actual, deviation, _ = errors(4000, 5, labels=1)
+    for ratio in (-3.0, 0.0, 2.0, 6.0):
+        happened = np.mean(actual / deviation > ratio)
+        assert calibration.exceeding(np.array([ratio]))[0] == pytest.approx(happened, abs=0.03)
+
+
 def known(seed=0):
     generator = np.random.default_rng(seed)
     centres = generator.normal(size=(60, 5))

@@ -81,6 +81,12 @@ def test_failures_stop_but_a_busy_host_does_not():
     assert read_all([*steady, measured(300), measured(None, Outcome.OOM)])[-1].decision is STOP
 
 
+def test_history_counts_but_a_new_process_looks_for_itself():
+    watch = CanaryWatch(PLAN, history=read_all([measured(100)] * 3))
+    assert watch.is_due()
+    assert [watch.take(measured(130)).decision for _ in range(2)] == [DRIFTING, STOP]
+
+
 def checks(times_ms, plan, ticks_s):
     """`r` where a reading was taken and `m` where it was a measurement's turn."""
     taken, marks, now = iter(times_ms), "", 0.0

@@ -18,6 +18,13 @@ MIB_UNITS = MIB // 512
 """The allocator counts in units of 512 bytes."""
 
 
+def test_segments_have_the_sizes_of_pytorchs_allocator():
+    for units, mib in ((MIB_UNITS, 2), (MIB_UNITS + 1, 20), (10 * MIB_UNITS, 10)):
+        allocator = Allocator()
+        allocator.allocate(units)
+        assert allocator.reserved == mib * MIB_UNITS
+
+
 def test_a_step_runs_on_less_than_it_would_reserve():
     trace, _ = trace_step(meta("resnet18"), 64)
     free = simulate_memory(trace, 256)

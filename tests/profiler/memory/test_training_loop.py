@@ -90,6 +90,18 @@ def make_optimizer(parameters, loop):
 TORCH_OPTIMIZERS = [kind for kind in Optimizer if kind is not Optimizer.ADAMW_8BIT]
 
 
+KINDS = list(product(TORCH_OPTIMIZERS, Implementation))
+
+
+@pytest.mark.parametrize(("optimizer", "implementation"), KINDS, ids=str)
+def test_optimizer_steps_with_decay_allocate_as_in_pytorch(optimizer, implementation):
+    parameters = [nn.Parameter(torch.ones(shape)) for shape in SHAPES]
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    loop = TrainingLoop(optimizer=optimizer, implementation=implementation, weight_decay=True)
+    check_steps(make_optimizer(parameters, loop), loop, parameters)
+
+
 def check_steps(optimizer, loop, parameters, earlier=0):
     """Peak and what is left of the first step and of the second, against the real optimizer.
 
@@ -194,9 +206,7 @@ def residual_trace():
 
 
 @pytest.mark.parametrize(("accumulation_steps", "set_to_none"), [(1, True), (2, False)])
-@pytest.mark.parametrize(
-    ("optimizer", "implementation"), list(product(TORCH_OPTIMIZERS, Implementation)), ids=str
-)
+@pytest.mark.parametrize(("optimizer", "implementation"), KINDS, ids=str)
 def test_simulated_peaks_agree_with_pytorch(
     optimizer, implementation, accumulation_steps, set_to_none
 ):

@@ -124,6 +124,8 @@ def test_attributes_that_grow_with_the_batch_are_affine():
 @settings(max_examples=25)
 @given(graphs())
 def test_templates_are_read_back_unchanged(graph):
+    with pytest.raises(InputError, match="fixed at 2, not 3"):
+        GraphTemplate.fixed(graph).at(3)
     for template in (
         GraphTemplate.fixed(graph),
         GraphTemplate.from_graphs(*(scaled(graph, b, b) for b in (2, 3, 5))),

@@ -61,6 +61,11 @@ def test_sampling_respects_its_bounds(times, min_steps, more, target):
         assert good or has_stopped_falling(samples_ms)
 
 
+def test_sampling_stops_at_the_time_limit():
+    found = sampled([StepTime(1.0), StepTime(50.0)], Protocol(min_steps=6, max_seconds=0.1))
+    assert len(found.times_ms) < 20
+
+
 def sampled(steps, protocol=QUICK):
     """Samples of these steps, again and again, on a clock that they move."""
     coming, now = itertools.cycle(steps), [0.0]

@@ -233,7 +233,11 @@ def test_autocast_returns_32_bits_where_pytorch_does(function, shapes):
     assert cast_type(function, *shapes) == torch.float32
 
 
-@pytest.mark.parametrize("function", [F.gelu, lambda x: F.max_pool1d(x, 2)])
+def linear_by_keyword(x):
+    return F.linear(input=x.bfloat16(), weight=torch.empty(3, 8, device="meta"))
+
+
+@pytest.mark.parametrize("function", [F.gelu, lambda x: F.max_pool1d(x, 2), linear_by_keyword])
 def test_autocast_leaves_the_type_of_other_functions(function):
     assert cast_type(function, (2, 4, 8)) == torch.float16
 
