@@ -123,6 +123,12 @@ def test_variance_picks_the_greedy_optimum():
         known.append(pick.index)
 
 
+def test_uncertain_configurations_are_preferred():
+    doubted = np.arange(200) % 2 == 0
+    query = request(n=200, count=10, uncertainty=np.where(doubted, 1.0, 0.05))
+    assert sum(doubted[picks_of("variance", query)]) >= 8
+
+
 # What each strategy is about.
 
 

@@ -9,6 +9,7 @@ from trappm.learner.interface import CompiledPair, Workload
 from trappm.learner.physics.compiled_step import (
     PARTS,
     CompiledStep,
+    family_offsets,
     reference_offsets,
     times_of_pairs,
 )
@@ -82,6 +83,11 @@ def test_a_device_that_follows_its_kernels_is_learned_from_them(workloads):
     assert np.abs(errors).max() < np.abs(median).max()
     assert f"mean error {np.abs(np.expm1(errors)).mean():.0%} on 2 held-out pairs" in line
     assert "fused kernels of 10 pairs" in line
+
+
+def test_few_pairs_of_a_family_count_less():
+    offsets = family_offsets(np.array([0.4, 0.2, 0.4, 0.4]), ["a", "b", "a", "a"])
+    assert offsets == {"a": pytest.approx(0.3), "b": pytest.approx(0.1)}
 
 
 def test_a_device_with_one_ratio_has_the_median(workloads):

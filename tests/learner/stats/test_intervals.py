@@ -78,6 +78,12 @@ def test_calibrations_are_restored_from_tensors_and_damage_is_refused():
         Calibration.from_tensors({"quantiles": torch.zeros(len(LEVELS) + 1)})
 
 
+@pytest.mark.parametrize("architectures", [0, 1, 10])
+def test_few_errors_give_wide_intervals(architectures):
+    low, high = Calibration.fit(*errors(architectures, 1)).interval()
+    assert low < -1 < 1 < high
+
+
 def test_exceedance_probabilities_match_frequencies():
     calibration = Calibration.fit(*errors(800, 0))
     actual, deviation, _ = errors(4000, 5, labels=1)

@@ -83,6 +83,10 @@ def test_eight_gpus_share_the_cores_of_their_sockets(host, monkeypatch):
     found = prepared_gpus(host, monkeypatch, *boards)
     assert sorted(core for cores, _ in found for core in cores) == list(range(96))
     assert found[5] == ([*range(30, 36), *range(78, 84)], 12)
+    host.allowed = {0, 1, 2, 48, 24}
+    allowed = [cores for cores, _ in prepared_gpus(host, monkeypatch, boards[0], boards[4])]
+    assert allowed == [[0, 1, 2, 48], [24]]
+    host.allowed = set(range(96))
     host.quota = 20.0  # of the whole container
     assert [threads for _, threads in prepared_gpus(host, monkeypatch, *boards)] == [2] * 8
     host.quota = 4.0

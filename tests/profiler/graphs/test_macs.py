@@ -30,6 +30,13 @@ def test_convolutions(batch, widths, groups, kernel, stride):
     assert 2 * node_macs("Conv", {"group": groups}, [image, weight], [shape]) == total
 
 
+@given(size, size, size, st.integers(1, 3))
+def test_transposed_convolutions(batch, channels, outputs, kernel):
+    image, weight = (batch, channels, 5, 5), (channels, outputs, kernel, kernel)
+    total, shape = flops(functional.conv_transpose2d, image, weight)
+    assert 2 * node_macs("ConvTranspose", {}, [image, weight], [shape]) == total
+
+
 @given(size, size, size, size)
 def test_products_of_matrices(batch, rows, inner, columns):
     left, right = (batch, rows, inner), (batch, inner, columns)

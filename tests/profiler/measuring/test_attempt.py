@@ -8,7 +8,7 @@ from nvml_stub import GIB, Board, Process, install
 from trappm.profiler.devices.cpu import CpuDevice
 from trappm.profiler.devices.gpu.cuda import CudaDevice
 from trappm.profiler.errors import MissingLibraryError, UnsupportedModelError
-from trappm.profiler.measuring.attempt import attempt, others_had_memory
+from trappm.profiler.measuring.attempt import attempt, explain, others_had_memory
 from trappm.profiler.measuring.isolation import _ChildProgress, _host_ran_out
 from trappm.profiler.records import Configuration, Measurement, Outcome, Protocol
 
@@ -130,9 +130,15 @@ def test_device_that_cannot_be_prepared_is_the_workers_failure(broken, tmp_path,
     assert actual.is_fault_of_worker
 
 
-def test_a_missing_package_is_no_property_of_the_step(tmp_path):
-    actual = attempted("cpu-1t", tmp_path, MissingLibraryError("the import of shop failed"))
-    assert actual.outcome is Outcome.ERROR
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (MissingLibraryError("the import of shop failed"), Outcome.ERROR),  # another host may do
+        (ValueError("Expected more than 1 value per channel when training"), Outcome.UNSUPPORTED),
+    ],
+)
+def test_only_properties_of_the_step_are_unsupported(error, outcome):
+    assert explain(error, CpuDevice("cpu-1t"), "create").outcome is outcome
 
 
 def test_device_that_is_never_ready_is_the_workers_failure():
