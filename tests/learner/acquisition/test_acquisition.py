@@ -352,3 +352,14 @@ def test_a_second_device_is_uncertain_in_how_devices_differ(traced):
     untraced = [replace(w, kernels=None) for w in traced]
     alone = [known(untraced, others=others) for others in (None, known_devices())]
     assert np.array_equal(*(k.covariances["step_time_ms"].features for k in alone))
+
+
+def test_rows_of_the_pool_keep_their_estimates(traced):
+    rows = np.array([7, 2])
+    whole = known(traced)
+    part = whole.of_rows(rows)
+    for got, every in (
+        (part.covariances["step_time_ms"].features, whole.covariances["step_time_ms"].features),
+        (part.estimates["step_time_ms"].median, whole.estimates["step_time_ms"].median),
+    ):
+        assert np.array_equal(got, every[rows])

@@ -144,6 +144,16 @@ def test_heads_are_restored_from_tensors_and_settings(trained, zoo, measure, sma
             np.testing.assert_array_equal(getattr(first, name), getattr(second, name))
 
 
+def test_networks_start_from_the_weights_of_the_source(zoo, measure, small):
+    still = replace(small, head=replace(small.head, physical_prior=False, steps=0))
+    labels = zoo, np.arange(0, 96, 8), measure(zoo.graphs)
+    source = train(*labels, still, seed=1)
+    again = train(*labels, still, init=source)
+    for name, tensor in source.tensors().items():
+        if ".network" in name:
+            assert np.array_equal(tensor, again.tensors()[name])
+
+
 def test_transfer_needs_heads_of_the_same_kind(trained, zoo, measure, small):
     networks = replace(small, head=replace(small.head, physical_prior=False, steps=1))
     labels = zoo, np.arange(8), measure(zoo.graphs)

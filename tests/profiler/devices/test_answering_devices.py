@@ -76,6 +76,8 @@ def test_plain_labels_are_replayed_for_their_configuration_only(tmp_path):
     assert set(measurement.missing) == {"memory_mib", "power_w", "energy_j"}
     with pytest.raises(UnsupportedModelError, match="no record of test_resnet batch 32"):
         answer(key, replace(CONFIGURATION, batch_size=32))
+    recorded(tmp_path, {**CONFIGURATION.to_dict(), "step_time_ms": 8.25})
+    assert answer(key).step_samples_ms == (8.25,)  # a changed file is read again
 
 
 def test_records_of_two_stacks_are_refused(tmp_path):

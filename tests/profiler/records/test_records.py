@@ -49,6 +49,7 @@ def test_ids_are_equal_exactly_for_equal_configurations(first, second):
     [
         ("architecture", ""),
         ("batch_size", 0),
+        ("batch_size", 1_000_001),
         ("batch_size", True),
         ("input_size", -3),
         ("precision", "fp8"),

@@ -1,5 +1,6 @@
 """The order of a run, steps whose gradients overflow in fp16, and steps under `torch.compile`."""
 
+import itertools
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -129,6 +130,14 @@ def test_skipped_optimizer_steps_are_disturbances(monkeypatch):
         "3 optimizer steps were left out, as gradients overflowed",
     )  # two timed ones and the one up to the tick of the meter
     assert run.steps_in_window == 4
+
+
+def test_slow_devices_warm_up_longer(monkeypatch):
+    clock = itertools.count(0.0, 0.125)
+    monkeypatch.setattr(step_module.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(Recorded, "min_warmup_s", 0.5)
+    _, device = run_recorded(monkeypatch, Overflowing())
+    assert device.warmup_steps == FEW.warmup_steps + 3 * step_module._WARMUP_BATCH
 
 
 def test_noise_and_drift_are_reasons_of_an_unstable_run():
