@@ -5,9 +5,7 @@ from importlib.util import find_spec
 import golden
 import pytest
 
-SAMPLE = {
-    "convnext_atto_rms", "ghostnet_050", "resnet26t", "test_vit2", "vgg13_bn", "hf:gpt2-tiny",
-}  # fmt: skip
+SAMPLE = {"convnext_atto_rms", "test_vit2", "vgg13_bn", "hf:gpt2-tiny"}
 """The fast test repeats these predictions, of models that are traced quickly; the slow test all."""
 
 

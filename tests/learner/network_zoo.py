@@ -15,7 +15,7 @@ torch.set_num_threads(1)
 
 SMALL = replace(
     LAPTOP,
-    encoder=replace(LAPTOP.encoder, widths=(16, 8, 8, 8), steps=300, batch_nodes=1024),
+    encoder=replace(LAPTOP.encoder, widths=(16, 8, 8, 8), steps=200, batch_nodes=1024),
     head=replace(LAPTOP.head, widths=(16, 16), hidden=(16, 16), steps=400),
 )
 

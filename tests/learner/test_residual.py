@@ -65,25 +65,6 @@ def test_labels_count_by_their_own_errors():
     assert unseen.deviation[own > 0].min() > 0.25 > np.median(unseen.deviation[own == 0])
 
 
-@pytest.mark.parametrize(("rows", "seed"), [(0, 0), (5, 0), (20, 0)])
-def test_noise_alone_teaches_little(rows, seed):
-    generator = np.random.default_rng(seed)
-    features = generator.normal(size=(rows, 6))
-    noise = 0.1 * generator.normal(size=rows)
-    groups = [str(i) for i in range(rows)]
-    residual, _ = fit_residual(features, noise, groups, generator)
-    predicted, deviation = residual.predict(generator.normal(size=(300, 6)))
-    assert np.abs(predicted).mean() < 0.04
-    assert np.all(deviation > 0)
-
-
-def test_deviation_grows_far_from_labels():
-    residual, _ = fitted(80)
-    near = residual.predict(np.zeros((1, 6)))[1]
-    far = residual.predict(np.full((1, 6), 30.0))[1]
-    assert far > 1.5 * near
-
-
 def test_out_of_fold_predictions_do_not_know_their_labels():
     features, _, values, groups = data(40)
     folds = grouped_folds(groups, 5, np.random.default_rng(0))
@@ -133,12 +114,6 @@ def test_folds_never_divide_an_architecture():
     assert set(folds) == set(range(5))
 
 
-def test_one_exact_label_leaves_noise_uncertain():
-    features, generator = np.zeros((1, 2)), np.random.default_rng(0)
-    residual, _ = fit_residual(features, np.array([0.001]), ["a"], generator)
-    assert 0.05 < residual.noise < 0.2
-
-
 # Folds of clusters hold out similar workloads together, and divide no architecture.
 
 
@@ -160,17 +135,6 @@ def test_distant_clusters_are_separate_folds_and_architectures_stay_whole():
         assert len(set.union(*by_centre)) == 4
         of_name = {}
         assert all(of_name.setdefault(n, f) == f for n, f in zip(names, folds, strict=True))
-
-
-def test_identical_points_share_a_fold():
-    names = ["a", "a", "b", "c"]
-    folds = cluster_folds(
-        np.array([[0.0], [2.0], [1.0], [5.0]]), names, 5, np.random.default_rng(0)
-    )
-    assert len(set(folds.tolist())) == 2  # a and b lie at the same place
-    assert folds[0] == folds[1] == folds[2] != folds[3]
-    assert not cluster_folds(np.zeros((3, 1)), ["a"] * 3, 5, np.random.default_rng(0)).any()
-    assert len(cluster_folds(np.zeros((0, 1)), [], 5, np.random.default_rng(0))) == 0
 
 
 def test_drawn_rows_cover_sorted_labels_evenly():

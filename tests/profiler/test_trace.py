@@ -28,13 +28,6 @@ def test_a_compiled_step_that_needs_contiguous_tensors_has_kernels_of_its_own():
     assert kernels(Execution.COMPILE) < kernels(Execution.EAGER)
 
 
-def test_a_graph_without_a_step_is_that_of_all_batch_sizes():
-    made = trace(segmenter().requires_grad_(False), ExampleInputs.of(IMAGES), batch_size=4)
-    assert made.allocations is None
-    assert "trainable" in made.refusal
-    assert made.batch_size is None
-
-
 def test_another_way_of_attention_in_timm_is_another_key():
     key = TraceKey("vit_tiny_patch16_224", 224)
     fused = key.digest

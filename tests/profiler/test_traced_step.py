@@ -37,17 +37,6 @@ def test_steps_count_the_parameters_that_the_optimizer_updates(step):
     assert trace(tiny(), 16, phase=Phase.INFER).kernels.parameters == 0
 
 
-def test_traces_are_read_back_unchanged(step):
-    data = step.to_bytes()
-    assert trace(tiny(), 16).to_bytes() == data
-    again = Trace.from_bytes(data)
-    assert again.to_bytes() == data
-    assert again.saved_bytes == step.saved_bytes
-    assert again.graph.content_hash == step.graph.content_hash
-    for optimizer in Optimizer:
-        assert memory_of(again, 5, optimizer) == memory_of(step, 5, optimizer)
-
-
 def test_elements_of_each_parameter_have_a_size():
     mixed = Function(
         lambda self, x: self.norm(self.head(x.flatten(1).bfloat16()).float()),
@@ -67,6 +56,9 @@ def test_traces_from_before_elements_had_sizes_are_read(step):
 def test_all_that_a_trace_has_is_read_back(phase):
     made = trace(tiny(), 16, SETTINGS, phase, with_origins=True)
     again = Trace.from_bytes(made.to_bytes())
+    assert again.to_bytes() == made.to_bytes()
+    assert again.graph.content_hash == made.graph.content_hash
+    assert memory_of(again, 5, Optimizer.ADAM) == memory_of(made, 5, Optimizer.ADAM)
     for name in ("phase", "saved_bytes", "refusal", "only_because", "source", "remark"):
         assert getattr(again, name) == getattr(made, name)
     assert [*again.origins] == [*made.origins] != []

@@ -15,8 +15,8 @@ from trappm.learner.acquisition import (
     strategy_named,
 )
 from trappm.learner.acquisition.embedding_space import NOISE_VARIANCE, embedding_features
-from trappm.learner.acquisition.pool_covariance import LANDMARKS, PoolPosterior
-from trappm.learner.acquisition.pool_knowledge import PoolKnowledge, probability_above
+from trappm.learner.acquisition.pool_covariance import PoolPosterior
+from trappm.learner.acquisition.pool_knowledge import PoolKnowledge
 from trappm.learner.acquisition.pool_variance import PoolReduction, taught_by_bounds
 from trappm.learner.acquisition.strategies import Representation
 from trappm.learner.gaussian_process import matern32
@@ -123,51 +123,10 @@ def test_variance_picks_the_greedy_optimum():
         known.append(pick.index)
 
 
-def test_variance_beats_random_picks():
-    query = request(n=LANDMARKS + 100, count=10, uncertainty=None)
-    covariance = full_covariance(query)
-
-    def left_by(name, seed):
-        picks = picks_of(name, replace(query, generator=np.random.default_rng(seed)))
-        return posterior_variance(covariance, [*query.known, *picks])
-
-    assert left_by("variance", 0) < min(left_by("random", seed) for seed in range(3))
-
-
 def test_uncertain_configurations_are_preferred():
-    query = request(n=200, count=10)
     doubted = np.arange(200) % 2 == 0
-    uncertainty = np.where(doubted, 1.0, 0.05)
-    plain, leaning = (
-        sum(doubted[picks_of("variance", r)])
-        for r in (query, replace(query, uncertainty=uncertainty))
-    )
-    assert leaning > plain
-    assert leaning >= 8
-
-
-def test_picks_report_their_reasons():
-    query = request(count=3, uncertainty=np.linspace(0.1, 1, 60), predicted_cost=np.arange(60.0))
-    for rank, pick in enumerate(strategy_named("variance").select(query)):
-        assert pick.reason["rank"] == rank
-        assert pick.reason["uncertainty"] == pytest.approx(query.uncertainty[pick.index], abs=1e-3)
-        assert pick.reason["predicted_step_time_ms"] == pick.index
-        assert pick.reason["distance_to_nearest_label"] > 0
-        assert pick.reason["variance_reduction"] > 0
-
-
-def test_invalid_requests_are_refused():
-    for name, message in (
-        ("randon", "did you mean 'random'"),
-        ("facility", "strategy 'facility' is not offered; write strategy: ours"),
-        ("ours-per-second", "write strategy: ours and cost: true"),
-    ):
-        with pytest.raises(InputError, match=message):
-            strategy_named(name)
-    with pytest.raises(InputError, match="asked for"):
-        request(count=10, candidates=np.arange(5))
-    with pytest.raises(InputError, match="cost: true needs strategy: ours, not variance"):
-        strategy_named("variance", cost=True)
+    query = request(n=200, count=10, uncertainty=np.where(doubted, 1.0, 0.05))
+    assert sum(doubted[picks_of("variance", query)]) >= 8
 
 
 # What each strategy is about.
@@ -248,16 +207,6 @@ def test_units_of_metrics_do_not_matter():
     assert plain == scaled
 
 
-def test_near_duplicates_of_a_pick_are_not_picked():
-    """Twenty architectures with three batch sizes each, near-copies: one of each is enough."""
-    generator = np.random.default_rng(2)
-    features = np.repeat(generator.normal(0, 1, (20, 30)), 3, axis=0)
-    features += generator.normal(0, 0.02, features.shape)
-    covariance = PoolCovariance(features.astype(np.float32), 0.05)
-    picked = picks_of("ours", unlabelled(covariances=[covariance], count=15))
-    assert len({i // 3 for i in picked}) == 15
-
-
 def test_noisy_configurations_are_picked_last():
     query = request(covariances=[of_metric()], count=1)
     best = picks_of("ours", query)[0]
@@ -314,23 +263,6 @@ def test_representation_gains_equal_the_change_of_the_sum(seed, known):
     assert pool.gains()[have] == pytest.approx(0.0, abs=1e-3)
 
 
-def test_learned_heads_use_representation_only():
-    query = request(covariances=(), count=12)
-    assert picks_of("ours", query) == represented_best(query)
-    sure = np.where(np.isin(np.arange(60), represented_best(query)), 0.999999, 0.0)
-    guarded = replace(query, failure=sure)
-    assert not set(picks_of("ours", guarded)) & set(represented_best(query))
-
-
-def test_picks_report_variance_and_representation():
-    pick = strategy_named("ours").select(request())[0]
-    assert 0 < pick.reason["variance_reduction"] < 1
-    assert 0 < pick.reason["representation"] < 1
-    assert 0 <= pick.reason["rank_under_random"] < len(request().open)
-    alone = strategy_named("ours").select(request(covariances=()))[0]
-    assert "variance_reduction" not in alone.reason
-
-
 def test_picks_combine_variance_and_representation():
     """Twenty copies of which nothing is to be learned, five with one that teaches, five loners with
     one that teaches more: the sum of both shares would take one of the twenty."""
@@ -342,17 +274,7 @@ def test_picks_combine_variance_and_representation():
         n=30, embeddings=places[place].astype(np.float32), static_features=np.ones((30, 1)),
         covariances=[PoolCovariance(features, 0.1)], count=1,
     )  # fmt: skip
-    assert picks_by(VARIANCE_ALONE, query) == [27]
-    assert represented_best(query)[0] < 20
     assert picks_of("ours", query) == [22]
-
-
-def test_variance_decides_where_representation_is_zero():
-    """Copies of what is known, such as far more labels than targets leave behind."""
-    ones = np.ones((60, 12), np.float32)
-    covariance = of_metric()
-    query = request(embeddings=ones, static_features=np.ones((60, 6)), covariances=[covariance])
-    assert picks_of("ours", query) == picks_by(VARIANCE_ALONE, query)
 
 
 @given(seed=st.integers(0, 2**32 - 1))
@@ -434,11 +356,10 @@ def test_a_second_device_is_uncertain_in_how_devices_differ(traced):
 
 def test_rows_of_the_pool_keep_their_estimates(traced):
     rows = np.array([7, 2])
-    whole = known(traced, ("step_time_ms", "memory_mib"))
+    whole = known(traced)
     part = whole.of_rows(rows)
-    assert set(part.covariances) == {"step_time_ms", "memory_mib"}
-    for metric, covariance in whole.covariances.items():
-        assert np.array_equal(part.covariances[metric].features, covariance.features[rows])
-    knowledge, some = whole.estimates["memory_mib"], part.estimates["memory_mib"]
-    limit = float(np.median(knowledge.median))
-    assert np.array_equal(probability_above(some, limit), probability_above(knowledge, limit)[rows])
+    for got, every in (
+        (part.covariances["step_time_ms"].features, whole.covariances["step_time_ms"].features),
+        (part.estimates["step_time_ms"].median, whole.estimates["step_time_ms"].median),
+    ):
+        assert np.array_equal(got, every[rows])

@@ -1,13 +1,10 @@
 """The paper's predictor: its faults are repaired, and it learns."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from workload_samples import mape, targets, workloads
 
 from trappm.learner.paper.estimators import paper_estimator
-from trappm.profiler.errors import InputError
 
 
 @pytest.fixture(scope="module")
@@ -44,36 +41,3 @@ def test_the_regressor_predicts_unseen_architectures(zoo, split, model):
     error = mape(model, chosen(workloads(zoo), test), values[test])
     assert error < 0.25
     assert error < 0.3 * np.mean(np.abs(guess / values[test] - 1))
-
-
-def test_predictions_grow_with_batch_size(zoo, model):
-    """The published code standardises over one sample, and batch 1 and 16 look equal."""
-    same = [i for i, name in enumerate(zoo.names) if name == zoo.names[0]]
-    predicted = model.predict([workloads(zoo)[i] for i in same]).median
-    batches = [zoo.graphs[i].batch_size for i in same]
-    assert batches == sorted(batches)
-    assert np.all(np.diff(predicted) > 0)
-
-
-def test_unknown_operators_raise_uncertainty(zoo, split, model):
-    workload = chosen(workloads(zoo), split[1])[0]
-    other = replace(
-        workload, graph=replace(workload.graph, operators=("LSTM",) * workload.graph.node_count)
-    )
-    near, far = (model.predict([w]) for w in (workload, other))
-    assert far.log_std > 1.5 * near.log_std
-    assert far.outside.all()
-    assert not near.outside.any()
-
-
-def test_unusable_labels_are_refused(zoo, published, split):
-    _, _, values = split
-    everything = workloads(zoo)
-    missing = np.full(len(everything), np.nan)
-    for bad, message in ((missing, "too few"), (-values, "negative"), (values[:3], "shape")):
-        with pytest.raises(InputError, match=message):
-            published.fit(everything, targets(bad, zoo.names), np.random.default_rng(0))
-    with pytest.raises(InputError, match="another method"):
-        published.fit(
-            everything, targets(values, zoo.names), np.random.default_rng(0), start=object()
-        )

@@ -1,19 +1,12 @@
 """What steps cost on CPU cores: formulas, transfer, heads."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
-from trappm.learner.heads.physics_heads import Ours, train_heads
+from trappm.learner.heads.physics_heads import Ours
 from trappm.learner.interface import Targets, Workload
-from trappm.learner.paper.presets import preset_named
 from trappm.learner.physics.cpu_priors import SHARED, CpuMemoryPrior, CpuTimePrior
 from trappm.learner.physics.cpu_priors import TIME_SPEC as SPEC
-from trappm.learner.physics.graph_prior import GraphPrior
-from trappm.profiler.devices.catalogue import spec_of
-from trappm.profiler.errors import InputError
-from trappm.profiler.records import METRICS, Graph
 from trappm.profiler.trace import trace
 
 MODELS = (
@@ -36,13 +29,6 @@ def labelled():
     return workloads, names
 
 
-def test_a_graph_without_nodes_has_features(labelled):
-    """What ONNX leaves of a module that only passes its input on."""
-    empty = replace(labelled[0][0], graph=Graph.empty(2))
-    for prior in (*PRIORS, GraphPrior("step_time_ms")):
-        assert np.isfinite(prior.features([empty])).all()
-
-
 @pytest.mark.parametrize("prior", PRIORS)
 def test_labels_recover_the_constants(prior, labelled):
     rng = np.random.default_rng(0)
@@ -58,11 +44,6 @@ def test_labels_recover_the_constants(prior, labelled):
 def test_a_larger_batch_takes_no_less(prior, labelled):
     values = prior.log_values(labelled[0]).reshape(len(MODELS), 4)
     assert np.all(np.diff(values, axis=1) > 0)
-
-
-def test_a_step_time_without_kernels_is_refused(labelled):
-    with pytest.raises(InputError, match="without kernels"):
-        CpuTimePrior().log_values([replace(labelled[0][0], kernels=None)])
 
 
 def fit(workloads, names, log_values, start=None):
@@ -90,41 +71,3 @@ def test_transfer_helps_a_similar_device(labelled):
     begun, known = CpuTimePrior().started_from(truth).log_constants, truth.log_constants
     assert begun.mean() == pytest.approx(known.mean())
     assert begun.std() == pytest.approx(SHARED * known.std())
-
-
-def test_transfer_does_not_prevent_learning_a_different_device(labelled):
-    """Of a device that is unlike the source in one kind of kernel, labels teach as from scratch."""
-    workloads, names = labelled
-    unlike = np.zeros(len(SPEC.spreads))
-    unlike[list(SPEC.spreads).index("depthwise backward")] = 3.0
-    source = fit(workloads, names, CpuTimePrior(unlike).log_values(workloads))
-    truth = CpuTimePrior().log_values(workloads)
-    before = np.abs(np.log(source.predict(workloads).median) - truth).mean()
-    own = CpuTimePrior(unlike).refit(workloads, truth, tightness=CpuTimePrior.transfer_tightness)
-    held = CpuTimePrior(unlike).refit(workloads, truth, tightness=0.05)
-    after, tied = (np.abs(prior.log_values(workloads) - truth).mean() for prior in (own, held))
-    assert 3 * after < tied < before
-
-
-def labels_of(workloads):
-    targets = np.full((len(workloads), len(METRICS)), np.nan)
-    for metric, prior in (("memory_mib", CpuMemoryPrior()), ("step_time_ms", CpuTimePrior())):
-        targets[:, list(METRICS).index(metric)] = np.exp(prior.log_values(workloads))
-    return targets
-
-
-def trained(labelled, device, init=None):
-    workloads, names = labelled
-    return train_heads(
-        workloads, labels_of(workloads), groups=names, preset=preset_named("laptop").head,
-        generator=np.random.default_rng(0), spec=spec_of(device), init=init,
-    )  # fmt: skip
-
-
-def test_gpu_heads_do_not_change_cpu_heads(labelled):
-    """Their constants are of another formula."""
-    own, after = (
-        trained(labelled, "cpu-2t", init).predict(labelled[0]).median
-        for init in (None, trained(labelled, "a100"))
-    )
-    np.testing.assert_allclose(after, own, rtol=0.05)

@@ -1,8 +1,6 @@
 """Every feature can differ from 0, no two kinds share one, and what they mean has a version."""
 
 import json
-from collections import defaultdict
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,17 +11,15 @@ from feature_zoo import Convolutions, OtherOperators, in_all_settings, one_convo
 from trappm.learner.interface import Workload
 from trappm.learner.physics.cpu_priors import CpuMemoryPrior, CpuTimePrior
 from trappm.learner.physics.graph_prior import GraphPrior
-from trappm.learner.physics.memory import SCRATCH_KINDS, MemoryPrior, step_memory
+from trappm.learner.physics.memory import MemoryPrior
 from trappm.learner.physics.power import PowerPrior
-from trappm.learner.physics.prior import OPERATORS, operator_shares
+from trappm.learner.physics.prior import OPERATORS
 from trappm.learner.physics.step_time import SHARE_GROUPS, StepTimePrior, starting_constants
 from trappm.learner.snapshots.snapshot import FEATURE_VERSIONS as VERSIONS
 from trappm.profiler.devices.catalogue import DeviceSpec
-from trappm.profiler.records import Phase
 from trappm.profiler.traced_step import (
     ConvolutionKind,
     KernelKind,
-    KernelTable,
     Pass,
 )
 
@@ -70,69 +66,6 @@ def test_every_feature_is_non_zero_for_some_network(zoo, prior):
     assert features.shape[1] == sum(prior.feature_groups)
     zero = np.flatnonzero((features == 0).all(axis=0))
     assert set(zero.tolist()) == silent_features(prior)
-
-
-def single_kernels(zoo):
-    """Workloads of a single kernel, with the kind and pass of it."""
-    steps = {id(w.kernels): w for w in zoo if w.phase is Phase.TRAIN}
-    for workload in steps.values():
-        table = workload.kernels.table
-        for row in range(len(table)):
-            columns = {name: getattr(table, name)[row : row + 1] for name in vars(table)}
-            table_alone = KernelTable(**columns)
-            alone = replace(workload.kernels, table=table_alone, parameters=0, parameter_tensors=0)
-            kind, which = KernelKind(table.kinds[row]), Pass(table.passes[row])
-            yield replace(workload, kernels=alone), kind, which
-
-
-def test_no_two_kinds_of_kernels_share_a_feature(zoo):
-    """A kernel alone fills the feature of its kind and pass, and that of its class of shapes."""
-    alone = list(single_kernels(zoo))
-    features = STEP_TIMES.features([workload for workload, *_ in alone])
-    products, streams, optimizer, classes, _ = np.split(features, np.cumsum(SHARE_GROUPS)[:-1], 1)
-    assert not optimizer.any()
-    owners: dict[tuple[str, int], set[tuple[KernelKind, bool | Pass]]] = defaultdict(set)
-    for (_, kind, which), *parts in zip(alone, products, streams, classes, strict=True):
-        filled = {
-            (name, int(column))
-            for name, part in zip(("products", "streams", "classes"), parts, strict=True)
-            for column in np.flatnonzero(part)
-        }
-        names = {name for name, _ in filled}
-        multiplies = kind <= KernelKind.ATTENTION
-        assert names == ({"products", "classes"} if multiplies else {"streams"})
-        assert len(filled) == len(names)
-        for name, column in filled:
-            owner = {
-                "products": (kind, which),
-                "streams": (kind, which is not Pass.FORWARD),
-                "classes": (kind, True),
-            }[name]
-            owners[name, column].add(owner)
-    assert all(len(of_column) == 1 for of_column in owners.values())
-    assert len({column for name, column in owners if name == "classes"}) == SHARE_GROUPS[3]
-
-
-def test_no_two_kinds_of_convolutions_share_a_feature_of_memory():
-    stem = ConvolutionKind.DENSE
-    for kind in ConvolutionKind:
-        training, inference, *_ = in_all_settings(one_convolution(kind))
-        for memory in (step_memory(training), step_memory(inference)):
-            present = {int(k) for k in np.flatnonzero(memory.convolutions)}
-            assert present == {int(kind), int(stem)}
-            assert {int(k) for k in np.flatnonzero(memory.touched)} == present
-            for scratch in (memory.scratch_lift, memory.scratch_largest):
-                kinds = np.flatnonzero(scratch) // len(Pass)
-                assert set(kinds.tolist()) <= present
-        largest = step_memory(training).scratch_largest.reshape(-1, len(Pass))
-        assert (largest[kind] > 0).all()
-    assert largest.size == SCRATCH_KINDS
-
-
-def test_no_two_operators_share_a_feature(build_network):
-    for place, operator in enumerate(OPERATORS):
-        graph = replace(build_network("plain", 8, 2, 1), operators=(operator,) * 9)
-        assert np.flatnonzero(operator_shares(graph)).tolist() == [place]
 
 
 def test_features_of_graphs_change_only_with_their_version(build_network):

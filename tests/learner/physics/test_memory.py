@@ -5,14 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from workload_samples import mape
 
 from trappm.learner.heads.physics_heads import Head, Ours
 from trappm.learner.interface import Targets, Workload
 from trappm.learner.physics.graph_prior import GraphPrior
 from trappm.learner.physics.memory import PROCESS_MIB, MemoryPrior, step_memory
 from trappm.profiler.devices.catalogue import spec_of
-from trappm.profiler.errors import InputError
 from trappm.profiler.memory.simulation import LoopPreset, memory_of
 from trappm.profiler.records import Phase
 from trappm.profiler.trace import trace
@@ -54,18 +52,6 @@ def test_labels_identify_the_training_loop(traced, loop):
     assert MemoryPrior().started_from(fitted).loop is loop
 
 
-def test_eight_labels_recover_the_constants(traced):
-    """A device with a small process, such as a CPU, and another loop."""
-    workloads, _ = traced
-    truth = MemoryPrior(np.log([0.25, 1.0, 0.8, 1.5]), LoopPreset.TUNED)
-    generator = np.random.default_rng(0)
-    logs = truth.log_values(workloads) + 0.01 * generator.standard_t(4, len(workloads))
-    chosen = generator.permutation(len(workloads))[:8].tolist()
-    fitted = MemoryPrior().refit([workloads[i] for i in chosen], logs[chosen])
-    off = np.abs(np.expm1(fitted.log_values(workloads) - truth.log_values(workloads)))
-    assert np.median(off) < 0.03
-
-
 def test_out_of_memory_runs_raise_the_prior(traced):
     workloads, _ = traced
     logs = MemoryPrior().log_values(workloads)
@@ -80,16 +66,6 @@ def test_out_of_memory_runs_raise_the_prior(traced):
 
     assert after(logs[-1] - 1.0) == pytest.approx(after(-5.0), abs=1e-6)
     assert after(logs[-1] + 0.1) > after(-5.0) + 1e-4
-
-
-def test_untraced_steps_are_estimated_from_the_graph(traced):
-    for workload in traced[0]:
-        untraced = Workload(graph=workload.graph)
-        exact_log, rough_log = MemoryPrior().log_values([workload, untraced])
-        assert abs(exact_log - rough_log) < 0.25
-        exact, rough = step_memory(workload).live_mib, step_memory(untraced).live_mib
-        assert 0.5 < rough / exact < 2
-        assert MemoryPrior().features([untraced]).shape == MemoryPrior().features([workload]).shape
 
 
 def test_process_memory_depends_on_the_gpu_generation(traced):
@@ -132,30 +108,3 @@ def test_a_head_needs_no_label_at_all(traced):
     assert np.all((estimate.low < estimate.median) & (estimate.median < estimate.high))
     again = Head.from_tensors(MemoryPrior, head.tensors())
     np.testing.assert_array_equal(again.predict(workloads).high, estimate.high)
-
-
-def test_transfer_with_two_labels_is_no_worse_than_scratch(traced):
-    workloads, names = traced
-    generator = np.random.default_rng(0)
-    truth = MemoryPrior(np.log([0.25, 1.0, 0.8, 1.5]), LoopPreset.TUNED)
-    values = np.exp(truth.log_values(workloads))
-    missing = np.full(len(values), np.nan)
-    source = Ours(MemoryPrior()).fit(workloads, Targets(values, missing, names), generator)
-    few = Targets(1.02 * values[:2], missing[:2], names[:2])
-    heads = [Ours(MemoryPrior()).fit(workloads[:2], few, generator, s) for s in (source, None)]
-    off = [mape(head, workloads, 1.02 * values) for head in heads]
-    assert off[0] < 0.03
-    assert off[0] <= off[1]
-
-
-def test_wrong_labels_are_refused(traced):
-    workloads, names = traced
-    good, missing = np.full(15, 2000.0), np.full(15, np.nan)
-    estimator, generator = Ours(MemoryPrior()), np.random.default_rng(0)
-    for bad, message in (
-        (good[:3], "shapes"), (missing, "missing, zero"), (-good, "missing, zero")
-    ):  # fmt: skip
-        with pytest.raises(InputError, match=message):
-            estimator.fit(workloads, Targets(bad, missing, names), generator)
-    with pytest.raises(InputError, match="cannot be the start of a head"):
-        estimator.fit(workloads, Targets(good, missing, names), generator, object())

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 from registry_samples import write_sample
@@ -76,47 +75,11 @@ def test_a_worse_snapshot_is_published_without_becoming_latest(snapshot_cli, hom
     for _ in range(2):  # a repeated push changes nothing
         out = snapshot_cli("push", good, "--registry", shared, "--alias", "latest")
         assert f"latest is {good}" in out
-    history = json.loads(snapshot_cli("show", "latest", "--registry", shared, "--json"))
-    moves = [(move["snapshot"], move["why"]) for move in history["alias_history"]]
-    assert moves == [(good, "published"), (bad, "published"), (good, "by hand")]
     shown = snapshot_cli("show", "latest", "--registry", shared).split("history of latest\n")[1]
     assert [line.split()[0] for line in shown.splitlines()[2:]] == [good, bad, good]
-    rows = json.loads(snapshot_cli("show", "--registry", shared, "--json"))
-    assert {row["id"]: row["aliases"] for row in rows} == {good: ["latest"], bad: []}
     for registry in ((), ("--registry", shared)):
         refused = snapshot_cli("push", bad, "--alias", "default", *registry, status=2)
         assert "ships with trappm" in refused
-
-
-def test_an_alias_is_set_here_or_in_the_registry(snapshot_cli, home, shared):
-    name = write_sample(home / "snapshots")
-    assert snapshot_cli("push", name, "--alias", "stable") == f"stable is {name}\n"
-    assert Registry(home / "snapshots").aliases() == {"stable": name}
-    snapshot_cli("push", "stable", "--registry", shared)
-    shutil.rmtree(home)
-    snapshot_cli("push", name, "--alias", "proven", "--registry", shared)
-    assert Registry(shared).aliases() == {"latest": name, "proven": name}
-    assert "no snapshot 'nothing'" in snapshot_cli(
-        "push", "nothing", "--alias", "proven", "--registry", shared, status=2
-    )
-
-
-def test_damaged_snapshots_are_refused(snapshot_cli, home, shared):
-    name = write_sample(home / "snapshots")
-    snapshot_cli("push", name, "--registry", shared)
-    path = Path(shared) / name / "heads-a-1.safetensors"
-    path.write_bytes(path.read_bytes()[:-1])
-    snapshot_cli("push", name, "--registry", shared)
-    path.unlink()
-    shutil.rmtree(home)
-    assert "is damaged" in snapshot_cli("pull", "--registry", shared, status=2)
-    assert not list((home / "snapshots").glob("*")) if (home / "snapshots").exists() else True
-    (home / "snapshots").mkdir(parents=True)
-    bare = write_sample(home / "snapshots", 1)  # whole, but it has no heads to load
-    assert "does not fit this version" in snapshot_cli("show", bare, status=2)
-    shutil.copytree(SHIPPED, home / "snapshots" / ("0" * 20))
-    assert "under another one's name" in snapshot_cli("show", "0" * 20, status=2)
-    assert run(["predict", "test_resnet", "--snapshot", "0" * 20]) == 2
 
 
 def test_an_unusable_latest_is_reported_with_the_default_as_alternative(snapshot_cli, home, capsys):

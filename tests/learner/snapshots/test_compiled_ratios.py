@@ -85,6 +85,11 @@ def test_a_device_that_follows_its_kernels_is_learned_from_them(workloads):
     assert "fused kernels of 10 pairs" in line
 
 
+def test_few_pairs_of_a_family_count_less():
+    offsets = family_offsets(np.array([0.4, 0.2, 0.4, 0.4]), ["a", "b", "a", "a"])
+    assert offsets == {"a": pytest.approx(0.3), "b": pytest.approx(0.1)}
+
+
 def test_a_device_with_one_ratio_has_the_median(workloads):
     ratio, line = ratio_of(pairs_of(workloads, lambda *_: math.log(0.5)), workloads)
     assert ratio.constants == ()
@@ -104,27 +109,3 @@ def test_one_architecture_and_steps_without_kernels_have_a_ratio(workloads):
     several = pairs_of(workloads, of_step)
     known = ratio_of(several, some)[0]
     assert (known.pairs, len(known.constants)) == (len(several) - 1, len(PARTS))
-
-
-def test_two_pairs_give_no_ratio(workloads):
-    pairs = pairs_of(workloads, of_step, NAMES[:1])
-    names = dict.fromkeys(workloads, "resnet10t")
-    assert fit_compiled_ratios(pairs, workloads, names, names) == ({}, [])
-
-
-def test_what_is_left_of_a_family_is_added(workloads):
-    """ResNets take twice as long as their kernels say, beyond those of the reference."""
-
-    def log_ratio(name, eager, compiled):
-        return of_step(name, eager, compiled) + 0.7 * (family_of(name) == "resnet")
-
-    ratio, _ = ratio_of(pairs_of(workloads, log_ratio, held_out=["test_resnet"]), workloads)
-    known = reference_offsets()
-    assert 0.3 < ratio.families["resnet"] - known["resnet"] < 0.7
-    assert ratio.families["xcit"] == known["xcit"]
-
-
-def test_few_pairs_of_a_family_count_less():
-    assert family_offsets(np.array([0.4, 0.2, 0.4, 0.4]), ["a", "b", "a", "a"]) == {
-        "a": pytest.approx(0.3), "b": pytest.approx(0.1)
-    }  # fmt: skip

@@ -7,10 +7,8 @@ import pytest
 
 from trappm.profiler.devices import open_device
 from trappm.profiler.devices.catalogue import card_of
-from trappm.profiler.devices.simulated import SimulatedDevice
 from trappm.profiler.errors import DeviceError, UnsupportedModelError
 from trappm.profiler.records import (
-    ADAPTIVE,
     PAPER,
     Configuration,
     Execution,
@@ -55,11 +53,11 @@ def recorded(path, *records):
     return f"replay:{file}"
 
 
-@pytest.mark.parametrize("provenance", list(Provenance))
-def test_replayed_measurements_are_complete(provenance, tmp_path):
-    original = measured(provenance=provenance)
-    measurement = answer(recorded(tmp_path, original))
-    assert measurement.provenance is provenance
+def test_replayed_measurements_are_complete(tmp_path):
+    original = measured(provenance=Provenance.IMPORTED)
+    unstable = measured(outcome=Outcome.UNSTABLE, memory_mib=1.0)
+    measurement = answer(recorded(tmp_path, unstable, original, unstable))
+    assert measurement.provenance is Provenance.IMPORTED
     assert measurement.step_samples_ms == original.step_samples_ms
     assert measurement.step == original.step
     assert measurement.memory_mib == 900.0
@@ -67,12 +65,6 @@ def test_replayed_measurements_are_complete(provenance, tmp_path):
     assert measurement.environment["torch"] == "2.6.0"
     assert measurement.environment["replayed_attempt"] == original.attempt_key
     assert measurement.environment["replayed_protocol"] == "paper"
-
-
-def test_the_first_successful_record_is_replayed(tmp_path):
-    unstable = measured(outcome=Outcome.UNSTABLE, memory_mib=1.0)
-    records = [unstable, measured(memory_mib=2.0), measured(memory_mib=3.0), unstable]
-    assert answer(recorded(tmp_path, *records)).memory_mib == 2.0
 
 
 def test_plain_labels_are_replayed_for_their_configuration_only(tmp_path):
@@ -84,12 +76,8 @@ def test_plain_labels_are_replayed_for_their_configuration_only(tmp_path):
     assert set(measurement.missing) == {"memory_mib", "power_w", "energy_j"}
     with pytest.raises(UnsupportedModelError, match="no record of test_resnet batch 32"):
         answer(key, replace(CONFIGURATION, batch_size=32))
-
-
-def test_changed_files_are_read_again(tmp_path):
-    label = {**CONFIGURATION.to_dict(), "step_time_ms": 7.0}
-    assert answer(recorded(tmp_path, label)).step_samples_ms == (7.0,)
-    assert answer(recorded(tmp_path, {**label, "step_time_ms": 8.25})).step_samples_ms == (8.25,)
+    recorded(tmp_path, {**CONFIGURATION.to_dict(), "step_time_ms": 8.25})
+    assert answer(key).step_samples_ms == (8.25,)  # a changed file is read again
 
 
 def test_records_of_two_stacks_are_refused(tmp_path):
@@ -105,25 +93,15 @@ LABEL = CONFIGURATION.to_dict()
 
 @pytest.mark.parametrize(
     "line",
-    ["{", "[]", "[" * 100_000, json.dumps(LABEL),
+    ["{", "[" * 100_000, json.dumps(LABEL),
      json.dumps(measured(memory_mib=-1.0).to_dict()),
-     json.dumps({**LABEL, "step_time_ms": -1}), json.dumps({**LABEL, "step_time_ms": "fast"}),
-     json.dumps({**LABEL, "batch_size": 0, "step_time_ms": 1})],
+     json.dumps({**LABEL, "step_time_ms": "fast"})],
 )  # fmt: skip
 def test_invalid_lines_are_reported_by_number(line, tmp_path):
     good = json.dumps({**LABEL, "step_time_ms": 1.0})
     (tmp_path / "bad.jsonl").write_text(f"{good}\n{line}\n", encoding="utf-8")
     with pytest.raises(DeviceError, match=r"line 2 of bad\.jsonl"):
         open_device(f"replay:{tmp_path}/bad.jsonl")
-
-
-def test_missing_and_empty_files_are_reported(tmp_path):
-    (tmp_path / "empty.jsonl").touch()
-    with pytest.raises(DeviceError, match="no records"):
-        open_device(f"replay:{tmp_path}/empty.jsonl")
-    for name in ("", f"{tmp_path}/none.jsonl"):
-        with pytest.raises(DeviceError, match="no file"):
-            open_device(f"replay:{name}")
 
 
 def simulate(name, **changes):
@@ -150,23 +128,6 @@ def test_simulations_are_marked_and_plausible(name):
     assert environment["device_memory_mib"] == card.memory_gb * 1024
 
 
-def test_values_without_a_data_sheet_are_missing_with_a_reason():
-    measurement = simulate("a100-mig-1g.5gb")
-    assert measurement.outcome is Outcome.OK
-    assert measurement.power_w is measurement.energy_j is None
-    assert "a100 sxm4 40gb mig 1g.5gb" in measurement.missing["power_w"]
-    assert median(measurement) > 3 * median(simulate("a100"))
-
-
-def test_simulated_samples_are_the_same_in_each_run():
-    def samples(key):
-        device = SimulatedDevice(key)
-        return device.measure(CONFIGURATION, ADAPTIVE, lambda phase: None).step_samples_ms
-
-    assert samples("simulated:a100") == samples("simulated:a100")
-    assert samples("simulated:a100")[0] != samples("simulated:h100")[0]
-
-
 def test_bf16_of_old_gpus_and_compiled_steps_are_not_simulated():
     assert simulate("a100", precision=Precision.AMP_BF16).outcome is Outcome.OK
     with pytest.raises(UnsupportedModelError, match="bf16"):
@@ -181,9 +142,3 @@ def test_steps_beyond_the_capacity_run_out_of_memory():
     assert measurement.memory_detail_mib["capacity"] == 16 * 1024
     assert measurement.provenance is Provenance.SIMULATED
     assert measurement.step is None
-
-
-@pytest.mark.parametrize("key", ["simulated:", "simulated:a1000", "simulated-a100"])
-def test_unknown_gpus_are_reported_with_the_nearest(key):
-    with pytest.raises(DeviceError, match="simulated:a100"):
-        open_device(key)

@@ -40,9 +40,7 @@ def known(name, memory_mib=None):
         ("NVIDIA A100-SXM4-80GB", "a100", "sxm4", 80, 2039),
         ("NVIDIA A100 80GB PCIe", "a100", "pcie", 80, 1935),
         ("Tesla V100-PCIE-32GB", "v100", "pcie", 32, 900),
-        ("NVIDIA H100 80GB HBM3", "h100", "sxm5", 80, 3350),
         ("NVIDIA H100 NVL", "h100", "nvl", 94, 3938),
-        ("NVIDIA B300 SXM6 AC", "b300", "sxm6", 270, 7700),
         ("NVIDIA GH200 144G HBM3e", "gh200", None, 144, 4900),
         ("GeForce-RTX-3090", "rtx-3090", None, 24, 936),
         ("NVIDIA GeForce RTX 4070 Ti SUPER", "rtx-4070-ti-super", None, 16, 672),
@@ -79,11 +77,9 @@ def facts(name, memory_mib=None):
         ("simulated:a100-80gb", [facts("a100 sxm4 80gb (simulated)")], "a100 sxm4 80gb"),
         ("a100-mig-1g.10gb", [facts("NVIDIA A100-SXM4-80GB MIG 1g.10gb", 9856.0)],
          "a100 sxm4 80gb mig 1g.10gb"),
-        ("a100", [facts(None, 81_920.0)], "a100 sxm4 80gb"),
         ("a100", [facts(None), facts("NVIDIA A100-SXM4-80GB")], "a100 sxm4 80gb"),
         ("a100", [facts("NVIDIA A100-SXM4-40GB"), facts("NVIDIA A100-SXM4-80GB")], "a100"),
         ("a100", [facts("NVIDIA A100-SXM4-80GB", 65_536.0)], "a100"),
-        ("a100", [facts(None, "much")], "a100"),
         ("cpu-2t", [{"device_name": "AMD EPYC 7763", "memory_allowed_mib": 8e3}], "cpu-2t"),
     ],
 )  # fmt: skip
@@ -95,9 +91,8 @@ def test_the_environment_of_a_measurement_identifies_the_gpu(device, environment
 
 @pytest.mark.parametrize(
     "name",
-    ["", "gpu", "a100x", "a1000", "NVIDIA A100-SXM-64GB", "rtx-9090", "cpu-2t",
-     "NVIDIA GeForce RTX 4090 Laptop GPU", "replay:a100.jsonl", "h100-mig-9g.99gb",
-     "l4-mig-1g.5gb", "Tesla V100-FHHL-16GB", "rtx-pro-6000"],
+    ["", "a1000", "NVIDIA A100-SXM-64GB", "cpu-2t", "NVIDIA GeForce RTX 4090 Laptop GPU",
+     "h100-mig-9g.99gb", "rtx-pro-6000"],
 )  # fmt: skip
 def test_unlisted_names_match_no_gpu(name):
     assert card_of(name) is None
@@ -132,9 +127,6 @@ def test_mig_slices_have_their_share_of_the_gpu():
     assert part.half_tflops == pytest.approx(whole.half_tflops * 28 / 108)
     assert part.bandwidth_gbs == pytest.approx(whole.bandwidth_gbs / 4)
     assert (part.memory_gb, part.power_w) == (10, None)
-    assert known("a100-mig-1c.2g.10gb").units == 14
-    assert known("h100-mig-3g.40gb").units == 60
-    assert known("a30-mig-2g.12gb").bandwidth_gbs == pytest.approx(933 / 2)
     # The eighth of 80 GB rather than the quarter of 40, unless the name says so.
     assert known("a100-mig-1g.10gb").bandwidth_gbs == pytest.approx(2039 / 8)
     assert known("a100-40gb-mig-1g.10gb").bandwidth_gbs == pytest.approx(1555 / 4)
@@ -182,7 +174,6 @@ def test_ray_labels_of_a_gpu_are_its_names():
     [
         ("a100", set(Precision)),
         ("v100", {Precision.FP32, Precision.TF32, Precision.FP32_STRICT}),
-        ("cpu-2t", set(Precision)),
         ("cpu-2x1t", set()),
         ("a100x4", set()),
         ("simulated:a100", set()),
@@ -199,8 +190,6 @@ def test_compiled_steps_are_planned_where_they_can_be_measured(device, compiled)
     [
         ("h200", "h100"),
         ("a30", "a100"),
-        ("rtx-a6000", "l40s"),
-        ("rtx-5090", "rtx-4090"),
         ("t4", "rtx-2080-ti"),
         ("gaudi2", None),
     ],
@@ -211,13 +200,6 @@ def test_most_similar_has_the_same_memory_and_share_of_tensor_arithmetic(device,
     assert most_similar("b200", ("rtx-4090", "unknown")) is None  # of another memory
 
 
-def test_power_limits_hold_tensor_cores_of_professional_cards_below_their_peak():
-    shares = [card_of(name).tensor_share for name in ("rtx-3090", "rtx-a6000", "a10")]
-    assert shares[0] == 1.0
-    assert shares[0] > shares[1] > shares[2] > 0.4
-    assert card_of("gh200").tensor_share is None  # its limit is not in the catalogue
-
-
 @pytest.mark.parametrize(
     ("device", "key"),
     [
@@ -226,8 +208,7 @@ def test_power_limits_hold_tensor_cores_of_professional_cards_below_their_peak()
         ("a100-80gbx8-fsdp", RankKey("a100-80gb", 8, "fsdp")),
         ("rtx3090x2", RankKey("rtx3090", 2)),
         *[(name, RankKey(name)) for name in (
-            "a100", "rtx3090", "rtx-3090", "a100x", "a100-sxm4-40gb", "cuda:0", "cpu-2t",
-            "cpu-1x1t", "a100x1", "simulated:a100x4", "replay:runsx2", "cpu-x2",
+            "rtx-3090", "a100x", "a100-sxm4-40gb", "cuda:0", "cpu-1x1t", "replay:runsx2",
         )],
     ],
 )  # fmt: skip
@@ -246,18 +227,12 @@ def test_own_cards_are_known_by_their_data_sheets(tmp_path, monkeypatch, refused
     assert "mycard" in card_keys()
     assert known_spec("mycard").tf32_tflops is None
     for row, words in (
-        ("mycard,24", "it has no capability"),
         ("mycard,24,150,40,-1,40,90,8.9", "bandwidth_gbs is -1, not a positive number"),
-        ("mycard,24,150,40,fast,40,90,8.9", "could not convert"),
-        ("mycard,24,150,40,900,40,90,9", "capability is '9'; give MAJOR.MINOR"),
         ("rtx-4090,24,150,40,900,40,90,8.9", "rtx-4090 24gb, which is in the catalogue"),
     ):
         file.write_text(f"{OWN}{row}\n")
         with refused(words):
             card_keys()
-    file.write_text(OWN.replace("half_tflops", "half_tflop"))
-    with refused("unknown column 'half_tflop'; did you mean 'half_tflops'"):
-        card_keys()
     file.write_text(f"\ufeff{OWN}MyCard,24,150,40,900,40,90,8.9\n")  # as spreadsheets write it
     assert "mycard" in card_keys()
     file.unlink()

@@ -130,21 +130,10 @@ def test_unknown_models_are_unsupported(key, measurer):
     assert "resnet1888" in measurement.message
 
 
-def test_third_party_devices_are_listed(folder):
-    assert "plain" in local_devices()
-
-
-@pytest.mark.parametrize("value", ["no_such_module:Device", "json:JSONDecoder"])
-def test_broken_third_party_devices_affect_only_themselves(value, tmp_path, monkeypatch):
-    add_package(tmp_path, "broken", f"[trappm.devices]\nbroken = {value}\n")
+def test_broken_third_party_devices_affect_only_themselves(folder, tmp_path, monkeypatch):
+    add_package(tmp_path, "broken", "[trappm.devices]\nbroken = no_such_module:Device\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert "cpu-1t" in local_devices()
+    assert {"cpu-1t", "plain"} <= set(local_devices())
     assert open_device("cpu-1t").key == "cpu-1t"
     with pytest.raises(DeviceError, match="'broken'"):
         open_device("broken:1")
-
-
-def test_built_in_device_kinds_cannot_be_replaced(tmp_path, monkeypatch):
-    add_package(tmp_path, "cpu", "[trappm.devices]\ncpu = json:JSONDecoder\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    assert type(open_device("cpu-1t")).__name__ == "CpuDevice"

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from trappm.profiler.devices import local_devices, meant_device, open_device
+from trappm.profiler.devices import open_device
 from trappm.profiler.devices.cpu import CpuDevice
 from trappm.profiler.errors import DeviceError
 
@@ -27,46 +27,10 @@ def in_a_new_process(code):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_every_local_device_opens():
-    keys = local_devices()
-    assert "cpu-1t" in keys
-    assert f"cpu-{CORES}t" in keys
-    for key in keys:
-        device = open_device(key)
-        assert device.key == key
-        assert device.environment()["device"] == key
-
-
 @pytest.mark.parametrize("key", ["cpu-0t", "cpu-t", "cpu-1", "cpu--1t", f"cpu-{CORES + 1}t", ""])
 def test_devices_of_other_machines_are_refused_with_those_here(key):
     with pytest.raises(DeviceError, match="this machine has cpu-1t"):
         open_device(key)
-
-
-@pytest.mark.parametrize(
-    ("key", "meant"),
-    [
-        ("v1000", "v100"), ("rxt3090", "rtx-3090"),
-        ("cpu_1t", "cpu-1t"), ("simulated:a1000", "simulated:a100"), ("h1000e", "h1000"),
-        # Valid names of other devices are not misspelled.
-        *((name, None) for name in (
-            "a10", "simulated:h100", "a100-mig-1g.5gb", "h1000", "replay:labels", "cpu-99t",
-        )),
-    ],
-)  # fmt: skip
-def test_misspelled_devices_are_matched_to_the_nearest(key, meant):
-    assert meant_device(key, ["h1000"]) == meant
-
-
-def test_devices_open_without_importing_torch():
-    answer = in_a_new_process(
-        "import sys\n"
-        "import trappm.profiler.measuring.isolation\n"
-        "from trappm.profiler.devices import open_device\n"
-        "open_device('cpu-1t').environment()\n"
-        "answer = {'torch': 'torch' in sys.modules, 'timm': 'timm' in sys.modules}"
-    )
-    assert answer == {"torch": False, "timm": False}
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +57,7 @@ def measured():
         "        while True: pass\n"
         "    rivals.append(pid)\n"
         "device.open_window(lambda: None)\n"
-        "end = time.monotonic() + 1.0\n"
+        "end = time.monotonic() + 0.4\n"
         "while time.monotonic() < end: pass\n"
         "answer['lost'] = device.close_window().lost_share\n"
         "for pid in rivals: os.kill(pid, signal.SIGKILL)\n"
@@ -141,11 +105,3 @@ def test_energy_is_summed_over_packages_and_counter_overflows(tmp_path):
     window = device.close_window()
     assert window.energy_j == pytest.approx(1.75)
     assert window.energy_missing is None
-
-
-def test_missing_energy_counters_are_reported(tmp_path):
-    device = CpuDevice("cpu-1t", powercap=tmp_path)
-    device.open_window(lambda: None)
-    window = device.close_window()
-    assert window.energy_j is None
-    assert str(tmp_path) in (window.energy_missing or "")

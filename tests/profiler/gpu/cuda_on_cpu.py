@@ -11,7 +11,7 @@ import weakref
 
 import pynvml
 import torch
-from fake_cuda import CONTEXT_MIB, CPU, ignores_visible, properties, visible_devices
+from fake_cuda import CONTEXT_MIB, CPU, properties, visible_devices
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -89,8 +89,6 @@ def synchronize():
 
 
 def init():
-    if ignores_visible().exists():
-        os.environ["CUDA_VISIBLE_DEVICES"] = "0"
     allocator.owner = os.getpid()
     allocator.handle = visible_devices()[0][0]
     allocator.show()

@@ -7,7 +7,6 @@ test sets in `Cuda`.
 import os
 import types
 from dataclasses import dataclass
-from pathlib import Path
 
 import pynvml
 import torch
@@ -57,11 +56,6 @@ def _instances(board):
         except pynvml.NVMLError_NotFound:
             continue
     return found
-
-
-def ignores_visible():
-    """File with which `cuda_on_cpu` opens the first GPU; it ignores CUDA_VISIBLE_DEVICES."""
-    return Path(os.environ["NVML_STUB"]).with_suffix(".ignores_visible")
 
 
 def properties(index, total_mib=40_330):

@@ -11,9 +11,7 @@ from trappm.profiler.measuring.isolation import Measurer
 from trappm.profiler.records import (
     QUICK,
     Configuration,
-    MemoryFormat,
     Outcome,
-    Precision,
 )
 
 pytestmark = pytest.mark.gpu
@@ -78,17 +76,6 @@ def test_memory_is_plausible(measurer):
     images_mib = 48 * 3 * 224 * 224 * 4 / 2**20
     grown = large.memory_detail_mib["peak_allocated"] - small.memory_detail_mib["peak_allocated"]
     assert grown > 4 * images_mib
-
-
-@pytest.mark.parametrize("precision", [Precision.AMP_FP16, Precision.AMP_BF16])
-@pytest.mark.parametrize("memory_format", list(MemoryFormat))
-def test_mixed_precision_in_both_formats(precision, memory_format, measurer):
-    fields = {"batch_size": 64, "memory_format": memory_format}
-    mixed = measured(measurer, precision=precision, **fields)
-    full = measured(measurer, **fields)
-    assert "left out" not in (mixed.message or "")
-    peak = "peak_allocated"
-    assert mixed.memory_detail_mib[peak] < full.memory_detail_mib[peak]
 
 
 def test_running_out_of_memory_is_reported_and_frees_the_gpu(measurer):

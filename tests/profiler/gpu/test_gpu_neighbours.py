@@ -60,13 +60,6 @@ def test_memory_used_before_the_run_belongs_to_others(
     assert ("not listed" in reading.missing.get("memory_mib", "")) == is_stranger
 
 
-def test_unlistable_processes_are_missing(cuda, monkeypatch):
-    window = window_of(on(Board("GPU-a", processes=error("NO_PERMISSION")), monkeypatch))
-    assert window.facts["foreign_gpu_processes"] is None
-    assert "Permission" in window.missing["processes"]
-    assert window.disturbances == ()
-
-
 @pytest.mark.parametrize(
     ("processes", "peak_mib", "method"),
     [
@@ -95,15 +88,6 @@ def test_memory_is_measured_in_four_ways(processes, peak_mib, method, cuda, monk
     assert reading.detail_mib["capacity"] == cuda.total
     assert ("process_used" in reading.detail_mib) != ("process_used" in reading.missing)
     assert (peak_mib is None) == ("memory_mib" in reading.missing)
-
-
-def test_memory_that_cannot_be_attributed_is_missing(cuda, monkeypatch):
-    board = Board("GPU-a", processes=[Process(7, None)])
-    device = on(board, monkeypatch)
-    board.processes = [Process(7, None), own(None)]
-    reading = device.memory()
-    assert reading.peak_mib is None
-    assert "memory of a process" in reading.missing["memory_mib"]
 
 
 def test_processes_with_equal_ids_in_containers_are_distinguished(cuda, monkeypatch):

@@ -50,13 +50,6 @@ def test_power_is_polled_without_an_energy_counter(counter, why, monkeypatch):
     assert why in window.facts["power_method"]
 
 
-def test_instantaneous_power_is_polled_where_available(monkeypatch):
-    install(monkeypatch, Board("GPU-a", energy_mj=None, power_mw=90_000, power_instant_mw=310_000))
-    window = window_on("cuda:0", monkeypatch)
-    assert window.facts["polled_power_w"] == pytest.approx(310.0)
-    assert window.facts["power_method"].startswith("nvml instant power, polled")
-
-
 def test_the_window_begins_with_a_busy_gpu_and_a_counter_tick(monkeypatch):
     """A counter that moves when it is asked for the fourth time."""
     order = []
@@ -67,25 +60,6 @@ def test_the_window_begins_with_a_busy_gpu_and_a_counter_tick(monkeypatch):
     device.open_window(lambda: order.append("step"))
     assert order == ["watch", "step", "step", "step"]
     assert device.close_window().energy_j == pytest.approx(0.001)
-
-
-def test_unmetered_windows_do_not_wait_for_the_counter(monkeypatch):
-    install(monkeypatch, Board("GPU-a", energy_mj=[5, 5, 5, 6, 7]))
-    install_cuda(monkeypatch)
-    device = prepared("cuda:0", monkeypatch)
-    order = []
-    device.open_window(lambda: order.append("step"), is_metered=False)
-    assert order == []
-    device.close_window()
-
-
-def test_power_is_missing_without_any_meter(monkeypatch):
-    install(monkeypatch, Board("GPU-a", energy_mj=None, power_mw=error("NO_PERMISSION")))
-    measurement = judged(window_on("cuda:0", monkeypatch))
-    assert measurement.power_w is None
-    assert measurement.energy_j is None
-    assert "Not Supported" in measurement.missing["power_w"]
-    assert measurement.outcome is Outcome.OK
 
 
 def test_the_energy_window_ends_with_a_counter_tick(monkeypatch):

@@ -5,8 +5,8 @@ import math
 import os
 
 import pytest
-from fake_cuda import CONTEXT_MIB, ignores_visible
-from nvml_stub import Board, error, install
+from fake_cuda import CONTEXT_MIB
+from nvml_stub import Board, install
 from trusting import TRUSTING
 
 from trappm.profiler.measuring import isolation
@@ -42,11 +42,8 @@ def measurer(boards, tmp_path_factory):
 
 @pytest.fixture
 def second(boards):
-    """The GPU that is measured; what a test changes in it is as before afterwards."""
-    before = {field.name: getattr(boards[1], field.name) for field in dataclasses.fields(Board)}
-    yield boards[1]
-    for name, value in before.items():
-        setattr(boards[1], name, value)
+    """The GPU that is measured."""
+    return boards[1]
 
 
 def test_a_whole_measurement_of_a_gpu(measurer, second):
@@ -78,49 +75,14 @@ def test_a_whole_measurement_of_a_gpu(measurer, second):
     assert Measurement.from_dict(actual.to_dict()) == actual
 
 
-def test_a_gpu_that_cuda_did_not_open_by_its_uuid_is_an_error(measurer):
-    ignores_visible().touch()
-    try:
-        actual = measurer.measure(STEP, "cuda:1", QUICK)
-    finally:
-        ignores_visible().unlink()
-    assert (actual.outcome, actual.failed_in) == (Outcome.ERROR, "worker")
-    assert "CUDA opened a where NVML means GPU-b" in actual.message
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"sm_clock_mhz": [1410, 1410, error("GPU_IS_LOST")]}, "sensors failed"),
-        # A container that lists nobody, where somebody comes within the window.
-        ({"processes": "nobody", "used": [0, 0, 0, 0, 1 << 30]}, "outside of torch changed"),
-    ],
-)
-def test_disturbed_measurements_are_unstable(changes, message, measurer, second):
-    for name, value in changes.items():
-        setattr(second, name, value)
-    actual = measurer.measure(STEP, "cuda:1", QUICK)
-    assert actual.outcome is Outcome.UNSTABLE
-    assert message in actual.message
-
-
-def test_memory_in_a_container_that_lists_no_process(measurer, second):
-    second.processes = "nobody"
-    unlisted = measurer.measure(STEP, "cuda:1", QUICK)
-    assert unlisted.environment["memory_method"] == "nvml device memory above its baseline"
-    assert unlisted.memory_mib == unlisted.memory_detail_mib["peak_reserved"] + CONTEXT_MIB
-
-
 @pytest.mark.extension("parallel")
 def test_every_rank_observes_its_own_gpu(measurer, second):
     """The ranks are forks of a process that has opened both GPUs."""
+    second.reasons = 0x40
     actual = measurer.measure(STEP, "a100x2", QUICK)
-    assert actual.outcome is Outcome.OK, actual.message
+    assert actual.outcome is Outcome.UNSTABLE
+    assert "rank 1: hardware thermal slowdown" in actual.message
     assert actual.environment["rank_memory_mib"] == [actual.memory_mib] * 2
     assert actual.environment["foreign_gpu_processes"] == 0
     assert actual.environment["sm_clock_mhz"]["median"] == 1410
     assert actual.environment["pinned_cores"] == [*CORES]
-    second.reasons = 0x40
-    slow = measurer.measure(STEP, "a100x2", QUICK)
-    assert slow.outcome is Outcome.UNSTABLE
-    assert "rank 1: hardware thermal slowdown" in slow.message

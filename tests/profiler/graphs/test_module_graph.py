@@ -13,12 +13,9 @@ from hypothesis import strategies as st
 from onnx_export import export_onnx, file_graph
 from small_modules import Function
 from torch import nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 from traced_steps import graph_of
 
 from trappm.profiler.errors import UnsupportedModelError
-from trappm.profiler.models import zoo
 from trappm.profiler.models.model_input import Sample
 from trappm.profiler.models.on_meta import on_meta
 from trappm.profiler.records import Phase
@@ -26,26 +23,19 @@ from trappm.profiler.tracing.tracer import Tracer
 
 COLUMNS = ("edges", "input_shapes", "output_shapes", "macs", "parameters", "memory_bytes")
 
+SLOW = (
+    ("convnext_zepto_rms", 32), ("test_efficientnet_gn", 64), ("test_vit3", 64),
+    ("swin_tiny_patch4_window7_224", 64), ("efficientvit_b0", 64), ("densenetblur121d", 32),
+    ("semnasnet_050", 32), ("poolformerv2_s12", 32), ("swinv2_tiny_window8_256", 64),
+)  # fmt: skip
 SAME_BY_BOTH_WAYS = (
-    ("test_convnext", 64),
-    ("convnext_zepto_rms", 32),
-    ("test_efficientnet", 64),
-    ("test_efficientnet_gn", 64),
-    ("mobilenetv3_small_050", 64),
-    ("resnet14t", 32),
-    ("visformer_tiny", 32),
-    ("test_vit3", 64),
-    ("test_vit4", 64),
-    ("swin_tiny_patch4_window7_224", 64),
-    ("efficientvit_b0", 64),
-    pytest.param("densenetblur121d", 32, marks=pytest.mark.slow),
-    pytest.param("semnasnet_050", 32, marks=pytest.mark.slow),
-    pytest.param("poolformerv2_s12", 32, marks=pytest.mark.slow),
-    pytest.param("swinv2_tiny_window8_256", 64, marks=pytest.mark.slow),
-)
+    ("test_convnext", 64), ("test_efficientnet", 64), ("mobilenetv3_small_050", 64),
+    ("resnet14t", 32), ("visformer_tiny", 32), ("test_vit4", 64),
+    *(pytest.param(*model, marks=pytest.mark.slow) for model in SLOW),
+)  # fmt: skip
 """Models of the laptop pool's families: the graph of the file, node for node."""
 
-TINY = ("test_convnext", "test_efficientnet_ln", "test_resnet", "test_vit2", "test_vit4")
+TINY = ("test_efficientnet_ln", "test_resnet", "test_vit4")
 
 
 def from_file(architecture, input_size, folder, batch_size=None):
@@ -62,28 +52,6 @@ def test_graphs_of_architectures_and_onnx_files_agree(tmp_path, architecture, in
     for name in COLUMNS:
         assert np.array_equal(getattr(graph.at(7), name), getattr(file.at(7), name)), name
     assert graph.content_hash == file.content_hash
-
-
-@pytest.mark.parametrize(
-    ("architecture", "input_size"),
-    [
-        ("test_vit4", 64),
-        ("visformer_tiny", 32),
-        ("levit_128s", 224),  # keeps its biases from one forward pass to the next
-        ("mvitv2_tiny", 224),  # writes into slices
-        ("volo_d1_224", 224),  # col2im
-    ],
-)
-def test_macs_and_parameters_agree_with_pytorch(architecture, input_size):
-    graph = graph_of(architecture, input_size).at(3)
-    with torch.device("meta"):
-        model = zoo.create_model(architecture, input_size).eval()
-        images = torch.empty(3, 3, input_size, input_size)
-    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        model(images)
-    linear = [o in ("Conv", "Gemm", "MatMul", "Einsum") for o in graph.operators]
-    assert graph.macs[linear].sum() == counter.get_total_flops() // 2
-    assert graph.parameters.sum() == sum(p.numel() for p in model.parameters())
 
 
 _template = functools.cache(graph_of)
@@ -126,17 +94,6 @@ def test_custom_modules_are_traced_and_not_changed():
         assert torch.equal(tensor, before[name]), name
 
 
-def test_writes_into_slices_are_followed():
-    def body(_, x):
-        y = torch.zeros_like(x)
-        y[:, 1:] = x[:, 1:].relu_()
-        return (y + 1).flatten(1)
-
-    graph = graph_of(Function(body), 4).at(2)
-    assert graph.operators == ("Slice", "Relu", "ScatterND", "Add", "Flatten")
-    assert graph.edges.tolist() == [[0, 1], [1, 2], [2, 3], [3, 4]]
-
-
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
@@ -153,38 +110,16 @@ def test_untraceable_modules_are_refused_with_a_reason(body, reason):
         graph_of(Function(body), 8)
 
 
-@torch.library.custom_op("profiler_tests::einsum", mutates_args=())
-def einsum(x: torch.Tensor) -> torch.Tensor:
-    return x + 1
-
-
-@einsum.register_fake
-def _(x: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(x)
-
-
 def test_an_operator_in_no_table_is_a_node_of_its_own_name():
     graph = graph_of(Function(lambda _, x: torch.fft.rfft(torch.linalg.inv(x)).abs()), 8).at(2)
     assert graph.operators == ("LinalgInvEx", "FftR2c", "Abs")
-    own = Function(lambda _, x: torch.ops.profiler_tests.einsum(x))
-    assert graph_of(own, 8).at(2).operators == ("ProfilerTestsEinsum",)
     assert graph.edges.tolist() == [[0, 1], [1, 2]]
-
-
-def test_constant_indices_gather_and_windows_unfold():
-    places = torch.tensor([2, 0])
-    assert graph_of(Function(lambda _, x: x[:, places]), 8).at(2).operators == ("Gather",)
-    graph = graph_of(Function(lambda _, x: x.unfold(2, 4, 2)), 8).at(3)
-    assert collections.Counter(graph.operators) == {
-        "Slice": 3, "Transpose": 3, "Unsqueeze": 3, "Concat": 1
-    }  # fmt: skip
-    assert graph.output_shapes[-1].tolist() == [3, 3, 3, 8, 4, 0]
 
 
 @pytest.mark.extension("onnx")
 @pytest.mark.parametrize(
     ("kind", "settings"),
-    [(nn.LSTM, {}), (nn.GRU, {}), (nn.RNN, {"nonlinearity": "relu"})],
+    [(nn.LSTM, {}), (nn.RNN, {"nonlinearity": "relu"})],
 )
 def test_recurrent_layers_are_single_nodes(kind, settings, tmp_path):
     """An image is read as a sequence of columns, as Sequencer does."""
@@ -206,17 +141,14 @@ def test_recurrent_layers_are_single_nodes(kind, settings, tmp_path):
 
 
 EXPORTED = {
-    "max 1d": lambda _, x: F.max_pool1d(x.flatten(2), 3, padding=1),
     "max 2d and places": lambda _, x: F.max_pool2d(x, 2, return_indices=True),
-    "max 3d and places": lambda _, x: F.max_pool3d(x.unsqueeze(2), (1, 2, 2), return_indices=True),
     "average 3d": lambda _, x: F.avg_pool3d(x.unsqueeze(2), (1, 4, 4), padding=(0, 2, 2)),
     "flip": lambda _, x: x.flip((2, 3)),
-    "a tensor without a device": lambda _, x: x + torch.zeros(8),
     "filled as a whole": lambda _, x: x + x.relu().fill_(2.0),
 }
 
 
-SLICES_MORE = {"max 2d and places": 1, "max 3d and places": 1}
+SLICES_MORE = {"max 2d and places": 1}
 """A Slice of the file that cuts two axes is two."""
 
 
@@ -232,41 +164,3 @@ def test_graphs_of_modules_and_files_agree(tmp_path, name):
     else:
         assert graph.operators == file.operators
         assert graph.content_hash == file.content_hash
-
-
-def test_filled_tensors_do_not_depend_on_their_old_values():
-    def part(_, x):
-        y = x.relu()
-        y[:, 1:].zero_()
-        return y
-
-    def by_a_view(_, x):
-        y = x.relu()
-        y.flatten().fill_(2.0)
-        return x + y
-
-    assert graph_of(Function(by_a_view), 8).operators == ("Add",)
-    assert graph_of(Function(part), 8).operators == ("Relu", "Slice", "ScatterND")
-    with pytest.raises(UnsupportedModelError, match="no output"):
-        graph_of(Function(lambda _, x: x.relu().zero_()), 8)
-
-
-@pytest.mark.parametrize(
-    ("mode", "last"), [("sum", "ReduceSum"), ("mean", "ReduceMean"), ("max", "ReduceMax")]
-)
-def test_embedding_bags_gather_and_reduce(mode, last):
-    bag = nn.EmbeddingBag(10, 5, mode=mode)
-    module = Function(lambda self, x: self.bag(x.flatten(1).long()), bag=bag)
-    graph = graph_of(module, 8).at(2)
-    assert graph.operators[-2:] == ("Gather", last)
-    assert graph.parameters.sum() == 50
-    assert graph.macs[-1] == 2 * 192 * 5
-    assert graph.output_shapes[-1].tolist() == [2, 5, 0, 0, 0, 0]
-
-
-def test_lazy_layers_must_be_initialized():
-    module = nn.Sequential(nn.Flatten(), nn.LazyLinear(3))
-    with pytest.raises(UnsupportedModelError, match=r"lazy layers.* run the module once"):
-        graph_of(module, 8)
-    module(torch.zeros(1, 3, 8, 8))
-    assert graph_of(module, 8).parameters.sum() == 192 * 3 + 3

@@ -1,11 +1,14 @@
 """The fork server by itself, without torch: what children do to its pipes and to each other."""
 
 import contextlib
+import json
 import os
 import shutil
 import subprocess
+import sys
 import time
 
+import psutil
 import pytest
 
 import trappm.profiler.host.forks
@@ -39,6 +42,11 @@ def talk_on(argument, send):
 def say_last_words(argument, send):
     os.write(2, b"first " + b"x" * 100_000 + b" last words")
     os._exit(7)
+
+
+def hang(argument, send):
+    send({"child": os.getpid(), "server": os.getppid()})
+    time.sleep(60)
 
 
 @pytest.fixture(scope="module")
@@ -92,9 +100,27 @@ def test_invalid_messages_are_reported(function, server, monkeypatch):
     assert messages(server, "echo", times=1, text="again")[0] == [{"number": 0, "text": "again"}]
 
 
-def test_a_server_that_cannot_start_gives_the_reason():
-    with pytest.raises(ForkServerError, match="no_such_module"):
-        ForkServer(("no_such_module",)).start()
+WORKER = """
+import json, time
+from trappm.profiler.host.forks import ForkServer
+server = ForkServer(())
+child = server.fork("test_forks:hang", {})
+print(json.dumps(next(child.messages(lambda: time.monotonic() + 60))), flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_killed_worker_leaves_neither_server_nor_child():
+    worker = subprocess.Popen(
+        [sys.executable, "-c", WORKER],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE,
+    )
+    started = [psutil.Process(pid) for pid in json.loads(worker.stdout.readline()).values()]
+    worker.kill()
+    worker.communicate()
+    _, alive = psutil.wait_procs(started, timeout=20)
+    assert alive == []
 
 
 LIBCUDA = """

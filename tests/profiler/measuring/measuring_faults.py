@@ -14,11 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from trappm.profiler.devices import MemoryReading, Window
 from trappm.profiler.steps.sampling import StepRun, StepSamples
-from trappm.profiler.steps.step import run_protocol
 
 TOUCH_VARIABLE = "TRAPPM_TEST_TOUCH"
 """Names the file in which a fault leaves its process id, or its times."""
@@ -38,15 +36,17 @@ def run(configuration, device, protocol, enter):
     if name == "waits-for-host":
         return waiting(protocol)
     if name not in FAULTS:
+        from trappm.profiler.steps.step import run_protocol  # imports torch
+
         return run_protocol(configuration, device, protocol, enter)
     enter("measure")
     return FAULTS[name]()
 
 
-def seen(samples_ms=(10.0,) * 20, **window):
+def seen(samples_ms=(10.0,) * 20):
     return StepRun(
         samples=StepSamples(tuple(samples_ms)),
-        window=Window(seconds=1.0, energy_j=None, energy_missing="none here", **window),
+        window=Window(seconds=1.0, energy_j=None, energy_missing="none here"),
         steps_in_window=len(samples_ms),
         memory=MemoryReading(peak_mib=100.0, method="made up"),
     )
@@ -73,8 +73,10 @@ def raise_exception():
     raise ValueError("a model's own mistake\nwith more lines")
 
 
-def raise_memory_error():
-    raise MemoryError
+def allocate_100_gib():
+    import torch
+
+    return torch.empty(100 << 30, dtype=torch.uint8)
 
 
 def native_bad_alloc():
@@ -88,26 +90,13 @@ def flood():
     return seen()
 
 
-def endless_flood():
-    while True:
-        os.write(1, b"x" * (1 << 16))
-
-
-def close_output():
-    os.close(1)
-    os.close(2)
-    return seen()
-
-
 def close_everything():
     os.closerange(3, 256)
     return seen()
 
 
 def hang():
-    touch = os.environ.get(TOUCH_VARIABLE)
-    if touch is not None:
-        Path(touch).write_text(str(os.getpid()), encoding="ascii")
+    Path(os.environ[TOUCH_VARIABLE]).write_text(str(os.getpid()), encoding="ascii")
     while True:
         pass
 
@@ -146,14 +135,6 @@ def come_back_twice():
     return seen()
 
 
-def note_times():
-    with open(os.environ[TOUCH_VARIABLE], "a", encoding="ascii") as log:
-        begin = time.monotonic()
-        time.sleep(0.1)
-        log.write(f"{begin} {time.monotonic()}\n")
-    return seen()
-
-
 def write_environment():
     Path(os.environ[TOUCH_VARIABLE]).write_text(json.dumps(dict(os.environ)), encoding="utf-8")
     return seen()
@@ -163,14 +144,9 @@ FAULTS = {
     "fault-cudnn": cudnn_fails,
     "fault-write-environment": write_environment,
     "fault-sigkill": lambda: os.kill(os.getpid(), signal.SIGKILL),
-    "fault-unnamed-signal": lambda: os.kill(os.getpid(), signal.SIGRTMIN + 1),
-    "fault-hang": hang,
     # Never leaves C, nor the interpreter's lock.
     "fault-native-hang": lambda: collections.deque(itertools.repeat(0), maxlen=0),
-    "fault-sys-exit": lambda: sys.exit(3),
     "fault-flood": flood,
-    "fault-endless-flood": endless_flood,
-    "fault-close-output": close_output,
     "fault-close-everything": close_everything,
     "fault-strays": leave_strays,
     "fault-come-back-twice": come_back_twice,
@@ -179,11 +155,7 @@ FAULTS = {
     "fault-native-bad-alloc": native_bad_alloc,
     "fault-exception": raise_exception,
     "fault-exit": lambda: os._exit(3),
-    "fault-100-gib": lambda: torch.empty(100 << 30, dtype=torch.uint8),
-    "fault-memory-error": raise_memory_error,
+    "fault-100-gib": allocate_100_gib,
     "fault-kill-server": kill_server,
-    "note-times": note_times,
     "steady": seen,
-    "noisy": lambda: seen([10.0, 20.0] * 10),
-    "disturbed": lambda: seen(disturbances=("2 other processes on the GPU",)),
 }

@@ -4,10 +4,7 @@ import dataclasses
 
 import pytest
 
-from trappm.profiler.errors import InputError
 from trappm.profiler.measuring.canary import (
-    LARGE,
-    SMALL,
     CanaryDecision,
     CanaryPlan,
     CanaryWatch,
@@ -49,8 +46,6 @@ def read_all(measurements):
     [
         ([100, 104, 98, 103], [OK] * 4),
         ([100, 100, 100, 107], [OK, OK, OK, DRIFTING]),
-        ([100, 100, 100, 93], [OK, OK, OK, DRIFTING]),
-        ([100, 100, 100, 120, 100], [OK, OK, OK, DRIFTING, OK]),
         ([100, 100, 100, 120, 121], [OK, OK, OK, DRIFTING, STOP]),
         ([100, 100, 100, 80, 80], [OK, OK, OK, DRIFTING, STOP]),  # faster is no better
         ([100, 100, 100, 120, 110, 120], [OK, OK, OK, DRIFTING, DRIFTING, DRIFTING]),
@@ -75,13 +70,6 @@ def test_only_readings_of_one_stack_and_gpu_are_compared():
     assert read_canary(measured(130, device_uuid="GPU-a"), before, PLAN).decision is DRIFTING
 
 
-def test_reference_has_arithmetic_for_a_gpu_and_little_for_a_cpu():
-    assert PLAN.reference_on("cpu-8t") == SMALL
-    assert PLAN.reference_on("h100") == PLAN.reference_on("cuda:0") == LARGE
-    small_plan = dataclasses.replace(PLAN, configuration=SMALL)
-    assert small_plan.reference_on("h100") == SMALL
-
-
 def test_failures_stop_but_a_busy_host_does_not():
     steady = [measured(100)] * 3
     failed = read_all([*steady, measured(None, Outcome.ERROR), measured(None, Outcome.TIMEOUT)])
@@ -91,6 +79,12 @@ def test_failures_stop_but_a_busy_host_does_not():
     assert [r.decision for r in busy[3:]] == [DRIFTING] * 4 + [OK]
     assert busy[3].step_time_ms is None  # an unstable run is no reading of the time
     assert read_all([*steady, measured(300), measured(None, Outcome.OOM)])[-1].decision is STOP
+
+
+def test_history_counts_but_a_new_process_looks_for_itself():
+    watch = CanaryWatch(PLAN, history=read_all([measured(100)] * 3))
+    assert watch.is_due()
+    assert [watch.take(measured(130)).decision for _ in range(2)] == [DRIFTING, STOP]
 
 
 def checks(times_ms, plan, ticks_s):
@@ -116,30 +110,3 @@ def test_readings_are_due_by_count_by_time_and_in_doubt():
     # Doubt is settled at once; drift that is known and mild waits for its turn.
     assert checks([100, 120, 100, 100], by_count, [1] * 7) == "rmmmrrmmmrm"
     assert checks([100, 108, 108, 108, 108], by_count, [1] * 7) == "rmmmrrmmmrm"
-
-
-def test_history_counts_but_a_new_process_looks_for_itself():
-    history = read_all([measured(100)] * 3)
-    watch = CanaryWatch(PLAN, history=history)
-    taken = []
-    while watch.is_due():
-        taken.append(watch.take(measured(130)).decision)
-        if taken[-1] is STOP:
-            break
-    assert taken == [DRIFTING, STOP]
-    assert len(watch.readings) == 5
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"every_measurements": 0},
-        {"every_s": -1.0},
-        {"drifting_relative": 0.0},
-        {"drifting_relative": 0.3, "stop_relative": 0.2},
-        {"confirmations": 0},
-    ],
-)
-def test_wrong_plan_is_told(wrong):
-    with pytest.raises(InputError, match="canary"):
-        CanaryPlan(**wrong)

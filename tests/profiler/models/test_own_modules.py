@@ -9,15 +9,12 @@ import pytest
 import torch
 
 import trappm
-from trappm.profiler.devices import open_device
 from trappm.profiler.errors import InputError, MissingLibraryError
-from trappm.profiler.measuring.attempt import explain
 from trappm.profiler.models import own_modules
 from trappm.profiler.models.families import family_of
 from trappm.profiler.models.known_names import model_of, refuse_unknown
 from trappm.profiler.models.own_modules import is_own_module, with_version
 from trappm.profiler.models.pool import PoolGroup, PoolSpec, build_pool
-from trappm.profiler.records import Outcome
 from trappm.profiler.steps.step import make_step
 from trappm.profiler.traced_step import TraceKey
 
@@ -27,7 +24,6 @@ FAILING = """
 from torch import nn
 
 def needs(width): return nn.Linear(width, width)
-def fails(): raise ValueError("no weights here\\nsecond line")
 def number(): return 3
 """
 
@@ -68,8 +64,6 @@ def test_a_pool_imports_no_code_and_has_a_name_per_version(package):
     for names, changes, match in (
         (("absent.net:make",), {}, "no package 'absent' here"),
         (("shop.net:make",), {"input_sizes": ("native",)}, "no input size of its own"),
-        (("shop.net:make",), {"methods": ("lora=8",)}, "methods"),
-        ((f"shop.net:{'x' * 300}",), {}, "more than 200 characters"),
     ):
         with pytest.raises(InputError, match=match):
             pool_of(*names, **changes)
@@ -92,15 +86,7 @@ def test_versions_of_a_model_are_held_out_together():
     names = ["shop.net:resnet_small@1.0", "shop.net:resnet_small@1.1+0a"]
     assert {model_of(name) for name in names} == {"shop.net:resnet_small"}
     assert {family_of(name) for name in names} == {"resnet"}
-    for other in (
-        "resnet50",
-        "hf:gpt2",
-        "hf:org/a.b",
-        "net:make",
-        "shop.net",
-        "a.b:c:d",
-        "./a.b:c",
-    ):
+    for other in ("resnet50", "hf:org/a.b", "net:make", "./a.b:c"):
         assert not is_own_module(other)
 
 
@@ -108,11 +94,9 @@ def test_versions_of_a_model_are_held_out_together():
     ("name", "reason", "is_final"),
     [
         ("shop.absent:make", "the import of shop.absent failed: ModuleNotFoundError", False),
-        ("shop.exits:make", "the import of shop.exits failed: SystemExit: 3", False),
         ("shop.net:make@0.9", "shop has version 0+", False),
         ("shop.net:neds", "has no function 'neds'; did you mean 'needs'?", True),
         ("shop.net:needs", "shop.net:needs failed: TypeError", False),
-        ("shop.net:fails", "shop.net:fails failed: ValueError: no weights here", False),
         ("shop.net:number", "returns a int; it must return an nn.Module", True),
     ],
 )
@@ -120,19 +104,11 @@ def test_a_module_that_cannot_be_made_is_refused_in_one_line(package, name, reas
     pytest.importorskip("ray")
     from trappm.cluster.trace_tasks import trace_of
 
-    package("exits", "raise SystemExit(3)")
     package("net", FAILING)
     traced = trace_of(TraceKey(with_version(name), 32))
     assert reason in traced.refusal
     assert "\n" not in traced.refusal
     assert traced.is_final == is_final
-
-
-def test_a_missing_package_is_a_fault_of_the_host_and_not_of_the_step():
-    device = open_device("cpu-1t")
-    found = explain(MissingLibraryError("the import of shop failed"), device, "create")
-    assert (found.outcome, found.failed_in) == (Outcome.ERROR, "create")
-    assert explain(InputError("wrong size"), device, "create").outcome is Outcome.UNSUPPORTED
 
 
 def test_the_example_is_measured_and_predicted_by_name(monkeypatch, module_home):

@@ -3,34 +3,21 @@
 import pytest
 import torch
 
-from trappm.profiler.errors import InputError, UnknownArchitectureError
+from trappm.profiler.errors import UnknownArchitectureError
 from trappm.profiler.models import zoo
 from trappm.profiler.models.families import family_of
-
-
-def test_patterns_give_each_architecture_once_and_sorted():
-    names = zoo.architectures(["vgg11*", "vgg11", "resnet18"])
-    assert names == ["resnet18", "vgg11", "vgg11_bn"]
 
 
 @pytest.mark.parametrize(
     ("name", "now"),
     [
-        ("resnet50", "resnet50"),
         ("resnet50.a1_in1k", "resnet50"),  # the tag says how weights were trained
         ("tf_efficientnet_b0_ns", "tf_efficientnet_b0"),  # so did old names
-        ("resnet*", "resnet*"),
         ("resnet1888.tag", "resnet1888"),
     ],
 )
 def test_tags_and_old_names_resolve_to_current_architectures(name, now):
     assert zoo.current_name(name) == now
-
-
-def test_widths_that_timm_renames_wrongly_are_refused():
-    assert zoo.current_name("ig_resnext101_32x16d") == "resnext101_32x16d"
-    with pytest.raises(UnknownArchitectureError):
-        zoo.check("ig_resnext101_32x48d")  # exists no longer
 
 
 def test_old_names_and_tags_build_the_same_model():
@@ -41,15 +28,14 @@ def test_old_names_and_tags_build_the_same_model():
     assert zoo.native_input_size("tv_resnet34") == 224
 
 
-@pytest.mark.parametrize("pattern", ["resnet1888", "no_such_*", ""])
-def test_patterns_that_match_nothing_are_refused(pattern):
+def test_patterns_that_match_nothing_are_refused():
     with pytest.raises(UnknownArchitectureError):
-        zoo.architectures(["resnet18", pattern])
+        zoo.architectures(["resnet18", "no_such_*"])
 
 
 @pytest.mark.parametrize(
     ("architecture", "input_size"),
-    [("test_vit", 32), ("test_vit", 160), ("test_resnet", 40), ("swin_s3_tiny_224", 64)],
+    [("test_vit", 32), ("swin_s3_tiny_224", 64)],
 )
 def test_models_accept_their_input_size(architecture, input_size):
     with torch.device("meta"):
@@ -58,20 +44,13 @@ def test_models_accept_their_input_size(architecture, input_size):
     assert output.shape == (2, 1000)
 
 
-def test_impossible_input_sizes_are_reported_with_a_possible_one():
-    with pytest.raises(InputError, match=r"nest_tiny.*100 px.*224 px"):
-        zoo.create_model("nest_tiny", 100)
-
-
 @pytest.mark.parametrize(
     ("architecture", "family"),
     [
         ("convnextv2_atto", "convnext"),
-        ("tf_mobilenetv3_small_100", "mobilenet"),
         ("swinv2_cr_tiny_224", "swin"),
         ("mobilevit_s", "mobilevit"),
         ("hf:gpt2-xl,lora=8", "gpt2"),
-        ("hf:llama-3.2-1b,checkpointing", "llama"),
         ("hf:EleutherAI/pythia-160m", "pythia"),
         ("hf:./models/bert.json", "bert"),
     ],

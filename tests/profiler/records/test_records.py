@@ -13,14 +13,10 @@ from trappm.profiler.records import (
     Execution,
     Graph,
     GraphTemplate,
-    Measurement,
     Optimizer,
-    Outcome,
     Phase,
     Precision,
     Protocol,
-    Provenance,
-    graph_hash,
 )
 
 RESNET = Configuration(architecture="resnet18", batch_size=4, input_size=96)
@@ -53,11 +49,10 @@ def test_ids_are_equal_exactly_for_equal_configurations(first, second):
     [
         ("architecture", ""),
         ("batch_size", 0),
-        ("batch_size", 1.0),
+        ("batch_size", 1_000_001),
         ("batch_size", True),
         ("input_size", -3),
         ("precision", "fp8"),
-        ("optimizer", "lion"),
     ],
 )
 def test_invalid_configurations_are_refused(field, value):
@@ -130,6 +125,8 @@ def test_attributes_that_grow_with_the_batch_are_affine():
 @settings(max_examples=25)
 @given(graphs())
 def test_templates_are_read_back_unchanged(graph):
+    with pytest.raises(InputError, match="fixed at 2, not 3"):
+        GraphTemplate.fixed(graph).at(3)
     for template in (
         GraphTemplate.fixed(graph),
         GraphTemplate.from_graphs(*(scaled(graph, b, b) for b in (2, 3, 5))),
@@ -140,31 +137,6 @@ def test_templates_are_read_back_unchanged(graph):
         assert again.content_hash == template.content_hash
         for name in SCALED:
             assert np.array_equal(getattr(again.at(2), name), getattr(template.at(2), name))
-
-
-@given(graphs())
-def test_fixed_templates_accept_only_their_batch_size(graph):
-    template = GraphTemplate.fixed(graph)
-    assert np.array_equal(template.at(2).macs, graph.macs)
-    with pytest.raises(InputError, match="fixed at 2, not 3"):
-        template.at(3)
-    with pytest.raises(InputError, match="batch size is 0"):
-        template.at(0)
-
-
-def test_outcomes_are_parsed_from_text():
-    fields = {
-        "configuration": Configuration(architecture="resnet18", batch_size=1, input_size=64),
-        "device": "cpu-1t",
-        "protocol": Protocol(),
-        "started_at": "2026-11-21T00:00:00+00:00",
-        "duration_s": 1.0,
-    }
-    measurement = Measurement(outcome="ok", provenance="imported", **fields)
-    assert measurement.outcome is Outcome.OK
-    assert measurement.provenance is Provenance.IMPORTED
-    with pytest.raises(InputError, match="outcome is 'fine'; it must be one of ok, oom"):
-        Measurement(outcome="fine", **fields)
 
 
 def test_a_share_of_the_configurations_has_power():
@@ -272,8 +244,3 @@ def test_changed_edges_change_the_hash(template, data):
         template, edges=np.array(sorted(edges), dtype=np.int64).reshape(-1, 2)
     )
     assert other.content_hash != template.content_hash
-
-
-def test_cycles_are_refused():
-    with pytest.raises(TrappmError, match="topological order"):
-        graph_hash(["Add", "Add"], np.array([[0, 1], [1, 0]]), np.zeros((2, 1), dtype=np.int64))

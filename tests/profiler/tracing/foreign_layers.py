@@ -1,9 +1,8 @@
 """Small networks as they stand in tutorials and papers, for `foreign_modules`.
 
-The operators of the last ones depend on values.
+The operators of the last one depend on values.
 """
 
-import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 from small_modules import Parts
@@ -49,30 +48,6 @@ class GanStep(Parts):
         return F.softplus(-self.discriminator(fake)).mean()
 
 
-class Siamese(Parts):
-    """Two images through one network, with a contrastive loss."""
-
-    def forward(self, left, right):
-        distance = F.pairwise_distance(self.body(left), self.body(right))
-        return F.relu(1 - distance).square().mean()
-
-
-class Named(Parts):
-    """Returns a dictionary, the loss among other things."""
-
-    def forward(self, x):
-        features = self.body(x)
-        scores = self.head(features.mean((2, 3)))
-        return {"features": features, "scores": scores, "loss": scores.logsumexp(1).mean()}
-
-
-class Keywords(Parts):
-    """Takes tensors and a number, by their names only."""
-
-    def forward(self, *, left, right, scale):
-        return self.both(left, right) * scale
-
-
 class LanguageModel(nn.Module):
     """Embedding, recurrent layers, scores of every next word."""
 
@@ -89,19 +64,18 @@ class LanguageModel(nn.Module):
 class Checkpointed(nn.Module):
     """Blocks whose activations are computed again in the backward pass."""
 
-    def __init__(self, use_reentrant):
+    def __init__(self):
         super().__init__()
         self.stem = nn.Conv2d(3, 8, 3, padding=1)
         self.blocks = nn.ModuleList(
             nn.Sequential(nn.Conv2d(8, 16, 3, padding=1), nn.GELU(), nn.Conv2d(16, 8, 1))
             for _ in range(3)
         )
-        self.use_reentrant = use_reentrant
 
     def forward(self, x):
         x = self.stem(x)
         for block in self.blocks:
-            x = x + checkpoint(block, x, use_reentrant=self.use_reentrant)
+            x = x + checkpoint(block, x, use_reentrant=True)
         return x.mean((2, 3))
 
 
@@ -123,25 +97,6 @@ class Pooled(Parts):
         return self.head(self.backbone(x).mean((2, 3)))
 
 
-class Autoencoder(Parts):
-    """A variational one (Kingma and Welling, 2013), which returns its loss."""
-
-    def forward(self, x):
-        mean, spread = self.encoder(x).chunk(2, 1)
-        sample = mean + torch.randn_like(spread) * torch.exp(0.5 * spread)
-        rebuilt = F.mse_loss(self.decoder(sample), x, reduction="sum")
-        return rebuilt - 0.5 * torch.sum(1 + spread - mean.square() - spread.exp())
-
-
-class Fourier(Parts):
-    """A layer of a Fourier neural operator (Li et al., 2020)."""
-
-    def forward(self, x):
-        spectrum = torch.fft.rfft(x)[..., :9]
-        mixed = torch.einsum("bif,iof->bof", spectrum, self.weight)
-        return F.gelu(torch.fft.irfft(mixed, n=x.shape[-1]) + self.skip(x)).mean(-1)
-
-
 class Edges(Parts):
     """A graph network: messages along edges, summed at their ends."""
 
@@ -149,17 +104,6 @@ class Edges(Parts):
         sent = F.relu(self.message(nodes[edges[0]]))
         received = torch.zeros_like(nodes).index_add(0, edges[1], sent)
         return self.update(torch.cat([nodes, received], 1)).square().mean()
-
-
-class PackedTagger(Parts):
-    """Embedding, LSTM of packed sentences, and a class per word."""
-
-    def forward(self, words, lengths):
-        packed = nn.utils.rnn.pack_padded_sequence(
-            self.embedding(words), lengths.cpu(), batch_first=True, enforce_sorted=False
-        )
-        output, _ = nn.utils.rnn.pad_packed_sequence(self.lstm(packed)[0], batch_first=True)
-        return self.head(output)
 
 
 class Experts(nn.Module):
@@ -181,13 +125,3 @@ class Experts(nn.Module):
             if rows.numel():
                 output.index_add_(0, rows, weights[rows, place, None] * expert(tokens[rows]))
         return output.view_as(x)
-
-
-class Sorted(Parts):
-    """Uses NumPy, `.item()` and a branch in the forward pass."""
-
-    def forward(self, x):
-        order = np.argsort(x.detach().cpu().numpy()[:, 0])
-        x = self.norm(x[torch.from_numpy(order)])
-        largest = x.abs().max().item()
-        return self.head(x / largest if largest > 1 else x) if x.mean() < 9 else self.head(-x)

@@ -32,8 +32,6 @@ class Foreign:
     loss: Callable[[Any], Tensor] | None = None
     estimate: dict[str, Any] = field(default_factory=dict)
     """Further settings of the question."""
-    refusal: str | None = None
-    """A regular expression of the one line that is said instead of an answer."""
     cpu_differs: str = ""
     """Why a CPU keeps other tensors than a GPU, where it does."""
     is_recurrent: bool = False
@@ -85,12 +83,6 @@ def pair(*shape):
     return lambda batch_size: (torch.rand(batch_size, *shape), torch.rand(batch_size, *shape))
 
 
-def sentences(batch_size):
-    """Return words, and the lengths of their sentences."""
-    lengths = torch.arange(batch_size) % 7 + 6
-    return torch.randint(64, (batch_size, int(lengths.max()))), lengths
-
-
 def bert():
     import transformers
 
@@ -121,30 +113,10 @@ MODULES = (
                     nn.Conv2d(3, 16, 4, stride=4), nn.LeakyReLU(0.2), nn.Conv2d(16, 1, 4),
                     nn.Flatten())),
             lambda b: (torch.rand(b, 16), torch.rand(b, 3, 16, 16))),
-    Foreign("Siamese net of two inputs", lambda: layers.Siamese(body=nn.Sequential(
-                nn.Conv2d(3, 8, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 49, 16))),
-            pair(3, 16, 16)),
-    Foreign("module that returns a dict", lambda: layers.Named(
-                body=nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), head=nn.Linear(8, 4)),
-            rand(3, 16, 16)),
-    Foreign("module with keywords", lambda: layers.Keywords(both=nn.Bilinear(16, 16, 4)),
-            lambda b: {"left": torch.rand(b, 16), "right": torch.rand(b, 16), "scale": 2.0}),
     Foreign("LSTM language model", lambda: layers.LanguageModel(nn.LSTM), tokens(16),
             cpu_differs="cuDNN keeps a reserve of its own", is_recurrent=True),
-    Foreign("GRU language model", lambda: layers.LanguageModel(nn.GRU), tokens(16),
-            cpu_differs="cuDNN keeps a reserve of its own", is_recurrent=True),
-    Foreign("torch.utils.checkpoint, not reentrant", lambda: layers.Checkpointed(False),
+    Foreign("torch.utils.checkpoint, reentrant", layers.Checkpointed,
             rand(3, 16, 16)),
-    Foreign("torch.utils.checkpoint, reentrant", lambda: layers.Checkpointed(True),
-            rand(3, 16, 16)),
-    Foreign("weight norm", lambda: nn.Sequential(
-                nn.utils.parametrizations.weight_norm(nn.Linear(16, 32)), nn.ReLU(),
-                nn.utils.parametrizations.weight_norm(nn.Linear(32, 8))),
-            rand(16)),
-    Foreign("spectral norm", lambda: nn.Sequential(
-                nn.utils.parametrizations.spectral_norm(nn.Conv2d(3, 8, 3)), nn.LeakyReLU(0.1),
-                nn.Flatten(), nn.utils.parametrizations.spectral_norm(nn.Linear(8 * 36, 1))),
-            rand(3, 8, 8)),
     Foreign("in-place operators", lambda: layers.InPlace(
                 first=nn.Conv2d(3, 8, 3, bias=False), second=nn.Conv2d(8, 8, 3, padding=1)),
             rand(3, 16, 16)),
@@ -153,14 +125,6 @@ MODULES = (
                                        ).requires_grad_(False),
                 head=nn.Linear(8, 4)),
             rand(3, 16, 16)),
-    Foreign("variational autoencoder", lambda: layers.Autoencoder(
-                encoder=nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 16)),
-                decoder=nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 64))),
-            rand(64)),
-    Foreign("Fourier layer (FFT)", lambda: layers.Fourier(
-                weight=nn.Parameter(torch.rand(8, 8, 9, dtype=torch.cfloat)),
-                skip=nn.Conv1d(8, 8, 1)),
-            rand(8, 32)),
     Foreign("3-D convolutions", lambda: nn.Sequential(
                 nn.Conv3d(1, 8, 3, padding=1), nn.BatchNorm3d(8), nn.ReLU(), nn.MaxPool3d(2),
                 nn.Conv3d(8, 16, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool3d(1), nn.Flatten(),
@@ -169,17 +133,7 @@ MODULES = (
     Foreign("message passing over edges (index_add)",
             lambda: layers.Edges(message=nn.Linear(16, 16), update=nn.Linear(32, 16)),
             lambda b: (torch.rand(b * 10, 16), torch.randint(10 * b, (2, b * 40)))),
-    Foreign("packed LSTM", lambda: layers.PackedTagger(
-                embedding=nn.Embedding(64, 16), head=nn.Linear(64, 5),
-                lstm=nn.LSTM(16, 32, bidirectional=True, batch_first=True)),
-            sentences, by_values=True, is_recurrent=True, cpu_differs="cuDNN's reserve space"),
     Foreign("routed experts", seeded(layers.Experts), rand(8, 16), by_values=True),
-    Foreign("NumPy and .item()",
-            lambda: layers.Sorted(norm=nn.BatchNorm1d(8), head=nn.Linear(8, 3)), rand(8),
-            by_values=True),
-    Foreign("nn.Embedding(sparse=True)",
-            lambda: nn.Sequential(nn.Embedding(64, 16, sparse=True), nn.Linear(16, 4)),
-            tokens(16), refusal="sparse"),
     Foreign("parameters in bf16",
             lambda: nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 8)).bfloat16(),
             lambda b: torch.rand(b, 32, dtype=torch.bfloat16)),

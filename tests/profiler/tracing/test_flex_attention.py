@@ -9,13 +9,10 @@ from small_modules import Parts
 from torch import nn
 from torch.nn.attention import flex_attention as flex
 
-from trappm.profiler.errors import InputError
 from trappm.profiler.models.model_input import ExampleInputs
-from trappm.profiler.models.on_meta import on_meta
 from trappm.profiler.records import Phase, Precision
 from trappm.profiler.trace import trace
 from trappm.profiler.traced_step import KernelKind, Size, TraceSettings
-from trappm.profiler.tracing.tracer import Tracer
 
 LENGTH, WIDTH, HEADS = 256, 64, 4
 TOKENS = torch.rand(8, LENGTH, WIDTH)
@@ -109,75 +106,6 @@ def test_a_block_mask_leaves_out_blocks(device):
         return flex.flex_attention(q, k, v, block_mask=mask(device) if device else before)
 
     assert attention_kernels(traced(attend)) == [3 * LENGTH // 4] * 2
-
-
-def test_documents_of_the_batch_stay_affine():
-    documents = torch.arange(LENGTH).expand(8, LENGTH) // 100
-
-    class Packed(Attention):
-        def forward(self, tokens, documents):
-            def same(batch, head, query, key):
-                return documents[batch, query] == documents[batch, key]
-
-            block_mask = mask(tokens.device, same, batch=len(tokens))
-            self.attend = lambda self, q, k, v: flex.flex_attention(q, k, v, block_mask=block_mask)
-            return super().forward(tokens)
-
-    tracer = Tracer(on_meta(Packed(None), None), ExampleInputs.of(TOKENS, documents))
-    assert len(attention_kernels(tracer.trace())) == 2
-
-
-def test_a_learned_bias_gets_its_gradient():
-    def attend(self, q, k, v):
-        def biased(score, batch, head, query, key):
-            return score + self.bias[head, query - key + LENGTH]
-
-        return flex.flex_attention(q, k, v, score_mod=biased)
-
-    bias = nn.Parameter(torch.zeros(HEADS, 2 * LENGTH))
-    step, plain = traced(attend, bias=bias), traced(WAYS["plain"])
-    assert len(step.allocations.gradients) == len(plain.allocations.gradients) + 1
-    assert (
-        step.allocations.parameter_bytes.sum()
-        == plain.allocations.parameter_bytes.sum() + bias.nbytes
-    )
-
-
-def test_heads_share_keys_without_copies_of_them():
-    def attend(self, q, k, v):
-        return flex.flex_attention(q, k, v, enable_gqa=True)
-
-    grouped, plain = traced(attend, key_heads=2), traced(WAYS["plain"])
-    share = TOKENS.nbytes  # half of the keys and half of the values are away
-    assert plain.saved_bytes.at(8) - grouped.saved_bytes.at(8) == share
-
-
-@pytest.mark.parametrize(
-    ("attend", "key_heads", "what"),
-    [
-        (lambda self, q, k, v: flex.flex_attention(q, k, v), 2, "enable_gqa=True"),
-        (
-            lambda self, q, k, v: flex.flex_attention(q, k, v, block_mask=mask("cpu", length=128)),
-            HEADS,
-            "create one of these lengths",
-        ),
-        (lambda self, q, k, v: flex.flex_attention(q[0], k[0], v[0]), HEADS, "four axes"),
-    ],
-)
-def test_what_pytorch_refuses_is_refused(attend, key_heads, what):
-    with pytest.raises(InputError, match=what):
-        traced(attend, key_heads=key_heads)
-
-
-def test_a_step_by_values_goes_through_it():
-    def attend(self, q, k, v):
-        attended = flex.flex_attention(q, k, v, score_mod=relative)
-        return attended if attended.mean() < 1e9 else attended * 2
-
-    module = Attention(attend)
-    inputs = ExampleInputs.of(TOKENS)
-    tracer = Tracer(on_meta(module, None), inputs, batch_sizes=(8, 8), original=module)
-    assert len(attention_kernels(tracer.trace())) == 2
 
 
 def test_pytorch_is_as_before_after_a_trace():

@@ -2,7 +2,6 @@
 
 import copy
 import threading
-import warnings
 
 import numpy as np
 import pytest
@@ -130,15 +129,10 @@ def on_a_stream(self, x):
     ("naming", "plain"),
     [
         (lambda self, x: x.cuda(0, non_blocking=True), lambda self, x: x),
-        (lambda self, x: x.to(torch.device("cuda:0"), torch.float32), lambda self, x: x),
-        (lambda self, x: self.cuda() and x, lambda self, x: x),
         (lambda self, x: self.to(device="cuda") and x, lambda self, x: x),
         (lambda self, x: x + torch.zeros(3, device="cuda"), lambda self, x: x + torch.zeros(3)),
         (lambda self, x: x + x.new_ones(3, device=0), lambda self, x: x + x.new_ones(3)),
-        (lambda self, x: nn.Linear(3, 3, device="cuda")(x), lambda self, x: nn.Linear(3, 3)(x)),
         (lambda self, x: x * torch.cuda.is_available(), lambda self, x: x * False),
-        (lambda self, x: torch.accelerator.synchronize() or x, lambda self, x: x),
-        (lambda self, x: torch.cuda.nvtx.mark("here") or x, lambda self, x: x),
         (on_a_stream, lambda self, x: x * 2),
     ],
 )
@@ -191,21 +185,6 @@ def test_autocast_outside_of_a_trace_is_that_of_pytorch():
         assert half_products(table_of(product, Phase.INFER)) == 0
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="PyTorch keeps what was asked on a GPU")
-@pytest.mark.parametrize("precision", [Precision.AMP_FP16, Precision.FP32])
-def test_autocast_made_before_a_trace_leaves_the_precision_of_the_step(precision):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        made = torch.autocast("cuda", dtype=torch.float16)
-
-    def inside(self, x):
-        with made:
-            return product(self, x)
-
-    halves = half_products(table_of(inside, Phase.INFER, precision=precision))
-    assert (halves > 0) == (precision is Precision.AMP_FP16)
-
-
 INTERNAL = {
     "_convolution": "called by conv1d to conv3d, which are cast first",
     "_scaled_dot_product_flash_attention": "called by scaled_dot_product_attention",
@@ -238,25 +217,14 @@ IMAGES, ROWS = (2, 3, 8, 8), (4, 16)
 @pytest.mark.parametrize(
     ("function", "shapes"),
     [
-        *((lambda x, mode=mode: F.interpolate(x, scale_factor=2, mode=mode), [IMAGES])
-          for mode in ("nearest", "bilinear", "bicubic", "nearest-exact")),
-        (lambda x: F.interpolate(x, size=4, mode="bilinear", antialias=True), [IMAGES]),
-        (lambda x: F.interpolate(x, scale_factor=2, mode="linear"), [(2, 3, 8)]),
-        (lambda x: F.interpolate(x, scale_factor=2, mode="trilinear"), [(2, 3, 4, 4, 4)]),
-        (nn.UpsamplingBilinear2d(scale_factor=2), [IMAGES]),
+        (lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), [IMAGES]),
         (nn.RMSNorm(16, device="meta"), [ROWS]),
-        *((loss, [ROWS, ROWS])
-          for loss in (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.kl_div,
-                       F.poisson_nll_loss, F.pairwise_distance)),
+        (F.mse_loss, [ROWS, ROWS]),
         (F.triplet_margin_loss, [ROWS, ROWS, ROWS]),
-        (lambda x: F.softmin(x, dim=-1), [ROWS]),
-        (lambda x: F.gumbel_softmax(x, dim=-1), [ROWS]),
         (torch.linalg.vector_norm, [ROWS]),
         (lambda x: x.norm(dim=-1), [ROWS]),
         (lambda x: 1 / x, [ROWS]),
-        (torch.special.erfinv, [ROWS]),
         (lambda x: torch.sum(input=x), [ROWS]),
-        (lambda x: torch.softmax(input=x, dim=-1), [ROWS]),
         (lambda x: x.softmax(-1, torch.float32), [ROWS]),
         (lambda x: F.layer_norm(x.bfloat16(), (16,)), [ROWS]),
     ],
@@ -265,20 +233,11 @@ def test_autocast_returns_32_bits_where_pytorch_does(function, shapes):
     assert cast_type(function, *shapes) == torch.float32
 
 
-def test_autocast_casts_the_other_16_bits_and_arguments_by_keyword():
-    def products(x):
-        return F.linear(input=x.bfloat16(), weight=torch.empty(8, 16, device="meta"))
-
-    assert cast_type(products, ROWS) == torch.float16
+def linear_by_keyword(x):
+    return F.linear(input=x.bfloat16(), weight=torch.empty(3, 8, device="meta"))
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        F.relu, F.gelu, F.silu, lambda x: F.avg_pool1d(x, 2), lambda x: F.max_pool1d(x, 2),
-        lambda x: torch.meshgrid(x[0, 0], x[0, 1], indexing="ij")[0],
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("function", [F.gelu, lambda x: F.max_pool1d(x, 2), linear_by_keyword])
 def test_autocast_leaves_the_type_of_other_functions(function):
     assert cast_type(function, (2, 4, 8)) == torch.float16
 
@@ -309,15 +268,12 @@ CALLS = [
     (ATEN.add.Tensor, (meta(4, 3), meta((), dtype=torch.float64)), {}),
     (ATEN.mul.Scalar, (meta(4, dtype=torch.int64), 1), {}),
     (ATEN.mul.Scalar, (meta(4, dtype=torch.int64), 1.0), {}),
-    (ATEN.mul.Scalar, (meta(4, dtype=torch.int64), True), {}),
     (ATEN.relu.default, (meta(2, 8, 3, 3).to(memory_format=torch.channels_last),), {}),
-    (ATEN.native_dropout.default, (meta(3, 3), 0.5, True), {}),
     (ATEN.convolution_backward.default,
      (meta(2, 8, 6, 6), meta(2, 3, 8, 8), meta(8, 3, 3, 3), [8], [1, 1], [0, 0], [1, 1], False,
       [0, 0], 1, [False, True, True]), {}),
     (ATEN.empty.memory_format, ([2, 3],), {"device": torch.device("cpu")}),
     (ATEN.empty.memory_format, ([2, 3],), {"device": torch.device("meta")}),
-    (ATEN.sum.dim_IntList, (meta(4, 3), [0]), {"dtype": torch.float64}),
 ]  # fmt: skip
 
 
@@ -339,10 +295,7 @@ def test_a_second_call_returns_what_the_first_did(func, args, kwargs):
     ("func", "others"),
     [
         (ATEN._unsafe_view.default, ([6],)),  # its schema does not say that it is a view
-        (ATEN.view.default, ([6],)),
-        (ATEN.relu_.default, ()),
         (ATEN.add_.Tensor, (meta(2, 3),)),
-        (ATEN.zero_.default, ()),
     ],
 )
 def test_what_lies_in_the_memory_of_another_tensor_still_does(func, others):

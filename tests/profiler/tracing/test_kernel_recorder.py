@@ -1,6 +1,5 @@
 """The kernels of a step are those that a GPU would run: counts, bytes, operations, types."""
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -121,25 +120,6 @@ def test_channels_last_images_stay_so_and_mixed_layouts_are_copied():
     assert rows(step_kernels(crossed, 16, Phase.INFER), KernelKind.COPY)[0].sum() == 1
 
 
-class Standardised(nn.Conv2d):
-    """Computes its weights anew in each step, contiguous ones."""
-
-    def forward(self, x):
-        return F.conv2d(x, (self.weight - 1).contiguous(), padding=self.padding)
-
-
-@pytest.mark.parametrize("second", [nn.Conv2d(8, 8, 1), Standardised(8, 8, 3, padding=1)])
-def test_convolutions_of_channels_last_images_write_such_whatever_their_weights(second):
-    head = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), second, nn.ReLU(), *head)
-    table = step_kernels(model, 16, memory_format=MemoryFormat.CHANNELS_LAST).table
-    of_images = np.isin(table.kinds, [KernelKind.DENSE, KernelKind.POINTWISE])
-    assert table.channels_last[of_images].all()
-    assert (table.passes[of_images] == Pass.DATA_GRADIENT).any()
-    relu = (table.kinds == KernelKind.ELEMENTWISE) & (table.sizes[:, Size.WRITTEN_BYTES, 1] > 0)
-    assert table.channels_last[relu].any()
-
-
 def recurrent(kind, **options):
     layer = kind(16, 8, batch_first=True, **options)
     return Function(lambda self, x: self.layer(x.mean(1))[0].mean(1), layer=layer)
@@ -154,23 +134,6 @@ def test_a_recurrent_layer_is_a_product_of_all_inputs_and_one_for_each_step():
     assert of_weights.sum() == 4  # of all steps at once
     # Two directions, 16 steps, four gates.
     assert total_flops(infers, 4) == 2 * 2 * 16 * 4 * (16 + 8) * 4 * 8
-
-
-@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
-def test_autocast_runs_every_recurrent_layer_in_16_bits(layer):
-    table = step_kernels(recurrent(layer), 16, precision=Precision.AMP_BF16).table
-    assert table.half[table.kinds == KernelKind.LINEAR].all()
-
-
-def test_an_operator_that_nobody_described_is_bound_by_memory():
-    fourier = Function(
-        lambda self, x: torch.fft.fft2(x).abs().mean((2, 3)) + self.bias,
-        bias=nn.Parameter(torch.zeros(3)),
-    )
-    counts, sizes = rows(step_kernels(fourier, 16, Phase.INFER), KernelKind.OTHER)
-    assert counts.sum() >= 1
-    assert sizes[0, Size.READ_BYTES] >= 4 * 3 * 256 * 4
-    assert not sizes[:, Size.FLOPS].any()
 
 
 def test_passes_of_products_are_known_at_one_batch_size():

@@ -12,7 +12,7 @@ from trappm.profiler.models.model_input import Sample
 from trappm.profiler.models.on_meta import on_meta
 from trappm.profiler.records import Phase
 from trappm.profiler.trace import trace
-from trappm.profiler.traced_step import TRACED_BATCH_SIZES, Event
+from trappm.profiler.traced_step import Event
 from trappm.profiler.tracing.tracer import Tracer
 
 
@@ -55,9 +55,6 @@ def with_queue(self, x):
 
 UNEVEN = {
     "pairs with a queue of samples": with_queue,
-    "rounded up to 64 samples": lambda self, x: nn.functional.pad(
-        self.head(x.flatten(1)), (0, 0, 0, -len(x) % 64)
-    ).relu(),
     "at least 64 samples": lambda self, x: (
         self.head(x.flatten(1)).repeat(64, 1)[: max(len(x), 64)].relu()
     ),
@@ -87,14 +84,3 @@ def test_a_step_that_grows_unevenly_is_traced_at_the_batch_size_of_the_question(
     step = trace(module, 16, batch_size=12)
     assert step.batch_size == 12
     assert "grow faster than the batch" in step.only_because
-
-
-def test_sizes_of_all_samples_but_one_are_those_at_every_batch_size():
-    all_but_one = Function(lambda self, x: self.head(x.flatten(1)[1:]), head=nn.Linear(768, 10))
-    model = on_meta(all_but_one, 16)
-    usual, only = (
-        Tracer(model, Sample.of(16), phase=Phase.INFER, batch_sizes=sizes).trace()
-        for sizes in (TRACED_BATCH_SIZES, (5, 5))
-    )
-    np.testing.assert_array_equal(usual.allocations.sizes_at(5), only.allocations.sizes_at(5))
-    np.testing.assert_array_equal(usual.kernels.at(5).sizes, only.kernels.at(5).sizes)
