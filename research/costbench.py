@@ -349,6 +349,7 @@ SHEETS: Mapping[str, PublishedSheet] = {
             Tool("llm-analysis", lambda row: llm_analysis(simumax_run(row)), "llm_analysis"),
         ],
         card="b200", model="model",
+        fitted="choice of the host's time, per operator or per kernel of Megatron-DeepSpeed",
     ),
     "bigscience": PublishedSheet(
         "nodes/llm_training.csv",
@@ -406,8 +407,8 @@ SHEETS: Mapping[str, PublishedSheet] = {
         {hugging_face.EAGER: "eager_ms", hugging_face.COMPILED: "compiled_ms"},
         [Tool("TraPPM", hugging_face.pairs_ours)],
         card="card", model="model",
-        fitted="time of the host per operator, the interval of eager steps, and the form of the "
-        "compiled ratio in fp32",
+        fitted="time of the host per operator, the interval of eager steps, and the forms of tiles "
+        "and of the compiled ratio in fp32",
     ),
 }  # fmt: skip
 

@@ -72,7 +72,7 @@ def begun(store, devices, campaign_id=None):
 
 
 @pytest.mark.parametrize(("devices", "every"), [({}, 3), (GPUS, 1)], ids=["cpus", "gpus"])
-def test_a_campaign_killed_between_any_two_statements_ends_the_same(new_store, devices, every):
+def test_a_campaign_killed_after_any_commit_ends_the_same(new_store, devices, every):
     """It runs once, and is continued from the store of each moment at which it may be killed."""
     with Store.open(new_store()) as store:
         run, _ = begun(store, devices)

@@ -86,6 +86,26 @@ def test_sequence_parallelism_divides_hidden_states(large):
         Parallelism(gpus=4, sequence_parallel=True)
 
 
+def test_sequence_parallelism_is_an_option_of_tp_alone():
+    sizes = {**LONG, "batch_size": 4, "accumulation": 4, "sequence_parallel": True}
+    made, refused = scaling(["hf:pythia-410m"], ["b200"], [8], **sizes)
+    assert {p.strategy: p.sequence_parallel for p in made} == {
+        "ddp": False, "fsdp": False, "tp": True,
+    }  # fmt: skip
+    assert not refused
+    with pytest.raises(InputError, match="ddp has no sequence-parallel"):
+        scaling(["hf:pythia-410m"], ["b200"], [8], ["ddp"], **sizes)
+
+
+def test_options_of_a_name_are_in_any_order():
+    steps = [
+        on(step_of(f"hf:pythia-70m,{options}", 1), 4, accumulation=4)
+        for options in ("megatron,checkpointing", "checkpointing,megatron")
+    ]
+    assert steps[0].step_time_ms == pytest.approx(steps[1].step_time_ms)
+    assert steps[0].memory_mib == pytest.approx(steps[1].memory_mib)
+
+
 def test_code_of_other_libraries_waits_for_its_own_host():
     steps = [
         on(step_of(f"hf:pythia-410m{kernels}", 1), 4, accumulation=8).step_time_ms

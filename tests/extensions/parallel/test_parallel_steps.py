@@ -70,6 +70,16 @@ def test_a_step_takes_between_the_larger_of_its_parts_and_their_sum(
         assert step.step_ms <= total * (1 + 1e-9), parallelism
 
 
+@pytest.mark.parametrize(
+    ("device", "gpus", "gbs"),
+    [("gh200", 4, 450), ("h20", 8, 450), ("h800-sxm5", 8, 200), ("h800-pcie", 8, 63),
+     ("b300", 8, 900), ("gb200", 72, 900)],
+)  # fmt: skip
+def test_nodes_have_the_links_of_their_data_sheets(device, gpus, gbs):
+    node = node_of(device)
+    assert (node.gpus, node.inner.gbs) == (gpus, gbs)
+
+
 def test_slower_links_make_no_step_faster():
     assert A100.with_network(80.0).network.gbs == 10.0
     fast, slow = (list(schedules(gpt2(20.0), A100.slower(f))) for f in (1.0, 2.0))

@@ -51,7 +51,9 @@ def scale(
     ] = False,
     sequence: Annotated[
         bool,
-        typer.Option("--sequence-parallel", help="Divide hidden states, too, with tp."),
+        typer.Option(
+            "--sequence-parallel", help="Split hidden states over the --tensor GPUs (tp)."
+        ),
     ] = False,
     network: Annotated[
         float | None,

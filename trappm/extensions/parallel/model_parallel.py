@@ -68,8 +68,8 @@ class DividedStep:
     """Attention heads per block; 0 if unknown."""
     slower: float = 1.0
     """Predicted time relative to the prior."""
-    launch_us: float | None = LAUNCH_US
-    """Host time per kernel; None is that of the prior, for code of other libraries."""
+    launch_us: float | None = None
+    """Host time per kernel of Megatron-LM's code; None for other code, which has the prior's."""
 
     @classmethod
     def of(cls, workload: Workload, prior: StepTimePrior) -> Self | None:
@@ -125,18 +125,18 @@ class DividedStep:
         counts = table.counts // self.blocks * self.blocks
         head = table.counts - counts
         products = sizes[table.kinds == KernelKind.MATMUL, Size.PRODUCTS]
-        if (products % FUSED_HEADS).any():
+        if self.launch_us is not None and (products % FUSED_HEADS).any():
             counts[table.kinds == KernelKind.SOFTMAX] *= UNFUSED_KERNELS
         sums = self.sums * self.blocks * (tensor > 1)
+        collectives = sums * (1 + sequence_parallel)
         # The host launches the sums, too, and all ranks wait for the slowest host. It waits for
         # the loss, so the head's kernels do not overlap with launches of blocks.
         blocks, last = self._times(sizes, counts), self._times(sizes, head)
-        waiting = HOST_SCATTER * max(expected_most(tensor) - expected_most(2), 0.0)
-        launched = float(counts.sum())
-        passing_ms = float(blocks.host)
+        launched, passing_ms, waiting = float(counts.sum()), float(blocks.host), 0.0
         if self.launch_us is not None:
-            passing_ms = launched * self.launch_us / 1e3
-        host_ms = passing_ms * (1 + sums / launched) * (1 + waiting)
+            passing_ms, waiting = launched * self.launch_us / 1e3, expected_most(2)
+        waiting = HOST_SCATTER * max(expected_most(tensor) - waiting, 0.0)
+        host_ms = passing_ms * (1 + collectives / launched) * (1 + waiting)
         device_ms = self.slower * float(blocks.device) + sums * sum_ms
         blocks_ms = (device_ms**SHARPNESS + host_ms**SHARPNESS) ** (1 / SHARPNESS)
         return blocks_ms, self.slower * float(last.device)

@@ -54,7 +54,8 @@ def scaling(
         tensor: GPUs that split each product with `tp` (default: all of a node).
         pipeline: Stages of the model with `tp`.
         sharded_optimizer: Whether replicas divide the optimizer states with `ddp` and `tp`.
-        sequence_parallel: Whether the GPUs of a product divide hidden states, too, with `tp`.
+        sequence_parallel: Whether the GPUs that split a product also split the hidden states
+            between products, with `tp`.
         gpus_per_node: GPUs per node (default: those of a typical node of the card).
         network_gbit: Network speed per node in Gbit/s (default: that of a typical node).
         **question: Further arguments of `SharedStep.of`.
@@ -63,11 +64,9 @@ def scaling(
         InputError: No combination is feasible, with the first reason.
         TrappmError: As `predict`.
     """
-    for name in strategies:
-        if name != AUTO:
-            strategy_of(name)
-    if sharded_optimizer and set(strategies) == {ShardingStrategy.FSDP}:
-        raise InputError("fsdp shards the optimizer anyway; leave sharded-optimizer out")
+    _refuse_useless(
+        strategies, sharded_optimizer=sharded_optimizer, sequence_parallel=sequence_parallel
+    )
     predictions, refusals = list[ParallelPrediction](), dict[str, None]()
     cards = _devices(devices, question.get("snapshot"))
     for model in models:
@@ -101,6 +100,17 @@ def scaling(
     if not predictions:
         raise InputError(next(iter(refusals), "no number of GPUs was given; add --gpus 1,2,4,8"))
     return predictions, list(refusals)
+
+
+def _refuse_useless(
+    strategies: Sequence[str], *, sharded_optimizer: bool, sequence_parallel: bool
+) -> None:
+    """Raise InputError for an unknown strategy, or an option that no strategy has."""
+    asked = {name if name == AUTO else strategy_of(name) for name in strategies}
+    if sharded_optimizer and asked == {ShardingStrategy.FSDP}:
+        raise InputError("fsdp shards the optimizer anyway; leave sharded-optimizer out")
+    if sequence_parallel and asked and not asked & {ShardingStrategy.TP, AUTO}:
+        raise InputError(f"{strategies[0]} has no sequence-parallel; use strategy tp")
 
 
 def best(predictions: Sequence[ParallelPrediction]) -> dict[str, ParallelPrediction]:

@@ -73,7 +73,7 @@ class Parallelism:
     sharded_optimizer: bool = False
     """True if replicas divide the optimizer states: ZeRO-1, Megatron's distributed optimizer."""
     sequence_parallel: bool = False
-    """True if the GPUs of a product divide all hidden states by their tokens, too."""
+    """True if the GPUs that split a product also split the tokens of all hidden states."""
 
     def __post_init__(self) -> None:
         for name in ("gpus", "nodes", "accumulation", "tensor", "pipeline"):

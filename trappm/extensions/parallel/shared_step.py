@@ -410,7 +410,7 @@ class SharedStep:
 
 def _is_megatron(model: str) -> bool:
     """Return whether a model runs as Megatron-LM's, by its name."""
-    return model.endswith(f",{Attention.MEGATRON}")
+    return Attention.MEGATRON in model.split(",")
 
 
 def _mixed_needs(

@@ -92,6 +92,9 @@ has since 2.2. llm-foundry's steps with an older attention imply 2.114."""
 STEPS_OF_2023, KERNELS_OF_TODAY = 1.079, 0.829
 """Factors on an A100's products, of llm-foundry's steps and of aiconfigurator's kernels. Published
 steps since confirm both, by their software, so answers have the geometric mean."""
+_FULL_ERRORS = (0.961, 1.164)
+"""90 % interval of measured / predicted of NeuSight's models in fp32
+(docs/research/step_time.md)."""
 _HALF = "published steps of language models in bf16 (llm-foundry)"
 _FLASH = f"{_HALF} and FlashAttention 2's kernels"
 _KERNELS = f"{_HALF} and kernels of today's libraries (aiconfigurator)"
@@ -111,13 +114,13 @@ KNOWN = {
     ),
     **{
         (card, False): TransformerTimes(
-            dispatch_us=OLDER_DISPATCH_US, errors=(0.953, 1.146), basis=_FULL
+            dispatch_us=OLDER_DISPATCH_US, errors=_FULL_ERRORS, basis=_FULL
         )
         for card in ("v100", "t4", "a100")
     },
-    ("h100", False): TransformerTimes(errors=(0.953, 1.146), basis=_FULL),
+    ("h100", False): TransformerTimes(errors=_FULL_ERRORS, basis=_FULL),
     # Both are limited to about 70 W, which keeps their clocks far below the data sheets.
-    ("l4", False): TransformerTimes(errors=(0.953, 1.146), basis=_FULL, like="t4"),
+    ("l4", False): TransformerTimes(errors=_FULL_ERRORS, basis=_FULL, like="t4"),
 }
 """Factors by card model and by whether the step is in 16 bits."""
 OF_2023 = {
@@ -130,7 +133,7 @@ OF_2023 = {
 IMAGE_CARDS = ("a100", "v100", "t4")
 IMAGE_ERRORS = (0.88, 1.14)
 """90 % interval of measured / predicted of transformers' image models in fp32, chosen to hold most
-published steps on these cards: few images take less time than predicted."""
+published steps on these cards."""
 
 OTHER_TIMES = TransformerTimes(
     attention=FLASH_2, errors=(0.5, 2.0), basis="no step of a language model"
@@ -202,7 +205,7 @@ def model_heads(
     """
     if not is_transformer(architecture):
         return None
-    is_megatron = architecture.endswith(f",{Attention.MEGATRON}")
+    is_megatron = Attention.MEGATRON in architecture.split(",")
     times, spec = transformer_times(card, precision, of_2023=is_megatron), known_spec(card)
     if times is None or spec is None or not isinstance(trained.heads, Heads):
         return None
