@@ -211,9 +211,10 @@ def test_blocks_are_the_innermost_repeated_layers():
 def test_a_run_that_is_too_slow_gets_faster(as_json):
     words = "test_vit --batch-size 64 --device a100 --precision fp32 --epochs 100 --samples 1000000"
     hours = as_json(f"predict {words}")["run"]["high_hours"]
-    quick = as_json(f"advise {words} --max-hours {hours * 0.95:.3g}")
+    limit_hours = round(0.95 * hours, 3)
+    quick = as_json(f"advise {words} --max-hours {limit_hours}")
     assert quick["is_needed"]
-    assert all(step["run"]["high_hours"] <= 0.95 * hours for step in quick["changes"])
+    assert all(step["run"]["high_hours"] <= limit_hours for step in quick["changes"])
 
 
 def test_changes_no_better_than_the_step_as_it_is_are_left_out():
