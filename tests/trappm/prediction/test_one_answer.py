@@ -138,7 +138,7 @@ def test_models_of_all_sources_have_one_answer_however_they_are_given(model):
 
 @pytest.mark.slow
 @pytest.mark.extension("onnx")
-@pytest.mark.parametrize("model", ["test_resnet", "own convolutions"])
+@pytest.mark.parametrize("model", ["test_resnet", "resnet18"])
 def test_an_exported_file_has_the_answer_of_its_module(model, tmp_path):
     pytest.importorskip("onnxscript")
     assert_one_answer(predictions((FAST | SLOW)[model], tmp_path))
