@@ -229,8 +229,12 @@ def test_a_pulled_snapshot_predicts_the_same_elsewhere(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", ["gcs_server", "raylet"])
-def test_a_crashed_ray_service_ends_the_campaign_cleanly(tmp_path, victim):
+@pytest.mark.parametrize(
+    ("victim", "says"),
+    [("raylet", "nothing recorded is lost, continue with: trappm campaign resume"),
+     ("gcs_server", "GCS may have been killed")],  # Ray ends our process itself
+)  # fmt: skip
+def test_a_crashed_ray_service_ends_the_campaign_cleanly(tmp_path, victim, says):
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(SPEC))
     run = Run(tmp_path)
     family = []
@@ -242,8 +246,7 @@ def test_a_crashed_ray_service_ends_the_campaign_cleanly(tmp_path, victim):
     run.kill_after_labels(1, kill)
     assert run.terminal.wait(600) == 1, run.terminal.raw
     shown = " ".join(plain(run.terminal.raw).split())
-    assert f"Ray's own {victim} was killed or crashed" in shown
-    assert "trappm campaign resume" in shown
+    assert says in shown
     assert "Traceback" not in shown
     _, alive = psutil.wait_procs(family, timeout=60)
     assert not alive
