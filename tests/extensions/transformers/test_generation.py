@@ -59,6 +59,18 @@ def test_generation_agrees_with_published_steps(name, batch_size, first_token_ms
     assert made.token_ms / HOST_RANGE <= low < token_ms < high <= 2.05 * made.token_ms
 
 
+def test_no_step_reads_the_last_token(monkeypatch):
+    contexts, decode = [], Decoder.decode
+
+    def decode_after(self, context):
+        contexts.append(context)
+        return decode(self, context)
+
+    monkeypatch.setattr(Decoder, "decode", decode_after)
+    generate("hf:llama-tiny", prompt=16, tokens=4, device="a100")
+    assert contexts == [16, 18]
+
+
 def test_the_command_shows_the_time_of_a_token(printed):
     assert "token" in printed("generate hf:llama-tiny --prompt 16 --tokens 2 --device a100")
 

@@ -15,6 +15,7 @@ from trappm.extensions.web.gate import ServingSettings
 from trappm.extensions.web.running import address_of, hosts_for, token_for
 from trappm.learner.snapshots.registry import Registry
 from trappm.prediction.answer import answer_questions
+from trappm.prediction.selection import DEFAULT_DEVICE
 from trappm.profiler.errors import InputError
 
 TOKEN = "0123456789abcdef0123"  # noqa: S105
@@ -92,6 +93,13 @@ def test_identical_concurrent_requests_share_one_computation(server, monkeypatch
     again = server.post("/v1/predict", questions[:3]).json
     assert again == [response.json for response in responses[:3]]
     assert len(asked) == len(questions)
+
+
+def test_the_default_device_is_marked_after_the_same_one_was_named(server):
+    question = {"model": "test_resnet", "input_size": 64, "batch_size": 77}
+    questions = [question | {"device": DEFAULT_DEVICE}, question]
+    answers = [server.post("/v1/predict", each).json for each in questions]
+    assert [answer["device_is_default"] for answer in answers] == [False, True]
 
 
 JSON = st.recursive(

@@ -7,7 +7,7 @@ import pytest
 from workload_samples import errors_percent as errors
 from workload_samples import trained_heads as train
 
-from trappm.learner.heads.physics_heads import heads_from_tensors
+from trappm.learner.heads.physics_heads import _share, heads_from_tensors
 from trappm.learner.interface import Workload
 from trappm.profiler.devices.catalogue import USABLE_SHARE
 from trappm.profiler.errors import InputError
@@ -142,6 +142,12 @@ def test_heads_are_restored_from_tensors_and_settings(trained, zoo, measure, sma
         first, second = (h.predict(workloads) for h in (heads, again))
         for name in ("median", "low", "high", "log_std", "outside", "extrapolated_from"):
             np.testing.assert_array_equal(getattr(first, name), getattr(second, name))
+
+
+def test_the_residual_of_the_source_is_kept_until_labels_speak_against_it():
+    none, of_source = np.zeros(0), np.ones(40)
+    assert _share(none, none) == _share(of_source, of_source) == 1.0
+    assert _share(0.0 * of_source, of_source) == 0.0
 
 
 def test_networks_start_from_the_weights_of_the_source(zoo, measure, small):

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from network_zoo import GraphBuilder
 
 from trappm.learner.heads.physics_heads import Head, Ours
 from trappm.learner.interface import Targets, Workload
@@ -38,6 +39,13 @@ def test_the_prior_agrees_with_the_simulation_in_both_loops(traced, loop):
         assert actual.live_mib == pytest.approx(simulated.live_mib)
         total = actual.live_mib + actual.fragments_mib + actual.scratch_mib
         assert total == pytest.approx(simulated.reserved_with_workspace_mib)
+
+
+def test_untraced_results_of_inference_live_until_their_last_reader_has_run():
+    chain = GraphBuilder(batch_size=1)
+    for inputs in ([], [0], [1]):
+        chain.add("Relu", inputs, (1, 512, 512))  # 1 MiB each
+    assert step_memory(Workload(graph=chain.build(), phase=Phase.INFER)).live_mib == 2.0
 
 
 @pytest.mark.parametrize("loop", LoopPreset)

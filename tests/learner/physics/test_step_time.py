@@ -11,10 +11,7 @@ from kernel_samples import ROWS, error, inference, moved, networks, workload
 
 from trappm.learner.interface import Workload
 from trappm.learner.physics.devices.known_devices import known_devices
-from trappm.learner.physics.step_time import (
-    StepTimePrior,
-    spreads,
-)
+from trappm.learner.physics.step_time import STEP_MS, StepTimePrior, spreads
 from trappm.profiler.devices.catalogue import spec_of
 from trappm.profiler.records import Graph, Optimizer, Phase, Precision
 from trappm.profiler.records.step_scope import StepScope
@@ -177,6 +174,9 @@ def test_step_scopes_change_the_simulated_time():
         return float(np.exp(prior.log_values([replace(workload, scope=StepScope(**scope))])[0]))
 
     assert ms(whole, updates=False) < ms(whole)
+    for step in (whole, replace(whole, graph=Graph.empty(1))):  # the second waits for its host
+        passes_ms = float(prior.pass_share([step])[0]) * ms(step)
+        assert passes_ms == pytest.approx(ms(step, updates=False) - STEP_MS)
     assert ms(infers, updates=False) == ms(infers)
     copied = ms(infers, copied_bytes=3 * 4 * 224**2) - ms(infers)
     at_5_gb_per_s = 3 * 4 * 224**2 * whole.batch_size / 5e6

@@ -1,5 +1,8 @@
 """What a failure means: one attempt in this process, on a fake GPU and on the CPU."""
 
+import time
+from types import SimpleNamespace
+
 import pytest
 import torch
 from fake_cuda import install_cuda
@@ -8,7 +11,7 @@ from nvml_stub import GIB, Board, Process, install
 from trappm.profiler.devices.cpu import CpuDevice
 from trappm.profiler.devices.gpu.cuda import CudaDevice
 from trappm.profiler.errors import MissingLibraryError, UnsupportedModelError
-from trappm.profiler.measuring.attempt import attempt, explain, others_had_memory
+from trappm.profiler.measuring.attempt import attempt, explain, hold_lock, others_had_memory
 from trappm.profiler.measuring.isolation import _ChildProgress, _host_ran_out
 from trappm.profiler.records import Configuration, Measurement, Outcome, Protocol
 
@@ -152,6 +155,23 @@ def test_device_that_is_never_ready_is_the_workers_failure():
     progress.follow(iter([{"phase": "create"}]))
     late = progress.timeout_failure()
     assert (late.outcome, late.phase) == (Outcome.TIMEOUT, "create")
+
+
+def test_locks_of_several_gpus_share_one_time_limit(tmp_path, monkeypatch):
+    limits_s, now_s = [], [0.0]
+
+    class SlowLock:
+        def __init__(self, path, **_):
+            pass
+
+        def acquire(self, *, timeout, **_):
+            limits_s.append(timeout)
+            now_s[0] += 4.0
+
+    monkeypatch.setattr("filelock.FileLock", SlowLock)
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
+    assert hold_lock(SimpleNamespace(lock_names=("a", "b", "c")), tmp_path, 6.0) == 12.0
+    assert limits_s == [6.0, 2.0, 0.0]
 
 
 def test_death_for_want_of_the_hosts_memory_is_no_bound_of_a_gpu():

@@ -1,6 +1,7 @@
 """The simulated training loop against what PyTorch's own allocates."""
 
 import weakref
+from dataclasses import replace
 from functools import cache, partial
 from itertools import product
 from types import SimpleNamespace
@@ -256,4 +257,5 @@ def test_groups_of_an_optimizer_allocate_as_in_pytorch():
     check_steps(optimizer, loop, parameters)
     places = range(len(SHAPES))
     assert loop.kept_gradients(places) == [2, 6]
+    assert replace(loop, set_to_none=False).kept_gradients(places) == [*places]
     assert loop.state_bytes([1] * len(places), places, [1] * len(places)) == 3

@@ -52,6 +52,9 @@ FILTERS = [
     ({"where": "created_at > 2026-01-02 and id < 1e30"}, 5),
     ({"where": "started_at != 2026-01-02", "outcome": "any"}, 0),
     ({"where": "outcome = oom and started_at <= 2026-01-02", "outcome": "any"}, 1),
+    ({"where": "started_at < 2026-01-02", "outcome": "any"}, 0),
+    ({"where": "started_at > 2026-01-02", "outcome": "any"}, 0),
+    ({"where": "started_at >= 2026-01-02", "outcome": "any"}, 7),
 ]
 
 

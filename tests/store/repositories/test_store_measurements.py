@@ -13,6 +13,7 @@ from store_samples import (
     lease_next,
     measure_next,
     measurement,
+    planned,
     states,
 )
 
@@ -214,3 +215,17 @@ def test_a_fault_of_the_worker_is_a_loss_and_no_failure_of_the_step(store):
         assert (after.failures, after.losses) == (0, count)
         assert after.state == ("failed" if count == MAX_LOSSES else "open")
     assert store.campaigns.outcome_counts(campaign_id) == {DEVICE: {"error": MAX_LOSSES}}
+    store.rounds.plan(campaign_id, 1, "acquired", DEVICE, planned([configuration()]))
+    (again,) = store.assignments.of_campaign(campaign_id)
+    assert (again.state, again.failures, again.losses) == ("open", 0, 0)
+
+
+def test_a_late_failure_does_not_take_the_lease_of_another_worker(store):
+    campaign_id = campaign_with(store, [configuration()])
+    slow = lease_next(store, campaign_id, "slow")
+    store.assignments.release_leases(campaign_id)
+    lease_next(store, campaign_id, "fast")
+    late = measurement(slow.configuration, "error", attempt_key=slow.attempt_key)
+    store.measurements.record([(late, slow.id)])
+    (after,) = store.assignments.of_campaign(campaign_id)
+    assert (after.state, after.worker, after.failures) == ("leased", "fast", 0)

@@ -48,6 +48,7 @@ def test_a_second_owner_is_refused_with_the_name_of_the_first(store, campaign_id
     assert store.owners.claim_campaign(
         campaign_id, "gpu-3", process("gpu-3")
     )  # its answer was lost
+    store.owners.release(campaign_id, "other")
     assert store.campaigns.get(campaign_id).owner.since == owner.since
 
 

@@ -107,7 +107,7 @@ def test_sql_queries_are_answered_and_cannot_write(filled, command, answer, rows
     assert (status, out.split()[1:]) == (0, ["1", "2"])
     assert err == "trappm: there is more than these 2; see --limit\n"
     assert "refused" in refusal("labels query --sql", "DELETE FROM labels")
-    assert len(rows_of("")) == 6
+    assert len(rows_of("")) == len(rows_of("--limit 6")) == 6
 
 
 def test_show_prints_the_whole_label(filled, answer):
