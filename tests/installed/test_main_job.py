@@ -235,7 +235,9 @@ def test_a_pulled_snapshot_predicts_the_same_elsewhere(
      ("gcs_server", "GCS may have been killed")],  # Ray ends our process itself
 )  # fmt: skip
 def test_a_crashed_ray_service_ends_the_campaign_cleanly(tmp_path, victim, says):
-    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(SPEC))
+    group = {**SPEC["pool"]["groups"][0], "batch_sizes": [*range(1, 33)]}
+    longer = {"pool": {"groups": [group]}, "initial": {"source": 40, "target": 40}}
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(SPEC | longer))
     run = Run(tmp_path)
     family = []
 
