@@ -43,6 +43,11 @@ class Attention(enum.StrEnum):
     """Megatron-LM before flash attention: the mask, scale and softmax are one kernel."""
 
 
+def is_megatron(architecture: str) -> bool:
+    """Return whether a model runs as Megatron-LM's, by the options of its name."""
+    return Attention.MEGATRON in architecture.split(",")
+
+
 @dataclass(frozen=True, kw_only=True)
 class PoolGroup:
     """Every combination of these architectures and settings.

@@ -98,21 +98,21 @@ def test_the_result_is_that_of_the_call_and_not_of_those_repeated_before_it(hand
 class Asking:
     """A learner that says whether it may have 32 GiB."""
 
-    def __init__(self, told):
+    def __init__(self, results):
         np.ones(1 << 20)
         try:
             np.empty(4 << 30)
         except MemoryError:
-            told.send("it has its own limit")
+            results.send("it has its own limit")
 
 
 def test_a_learner_that_takes_too_much_fails_instead_of_its_container(monkeypatch):
     monkeypatch.setattr(procfs, "allowed_memory_mib", lambda: 3000.0)
-    ours, told = multiprocessing.Pipe(duplex=False)
+    ours, results = multiprocessing.Pipe(duplex=False)
     process = multiprocessing.get_context("fork").Process(
-        target=prepare_learner(Asking), args=[this_code()], kwargs={"told": told}
+        target=prepare_learner(Asking), args=[this_code()], kwargs={"results": results}
     )
     process.start()
-    told.close()
+    results.close()
     assert ours.recv() == "it has its own limit"
     process.join()

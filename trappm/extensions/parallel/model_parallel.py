@@ -132,14 +132,18 @@ class DividedStep:
         # The host launches the sums, too, and all ranks wait for the slowest host. It waits for
         # the loss, so the head's kernels do not overlap with launches of blocks.
         blocks, last = self._times(sizes, counts), self._times(sizes, head)
-        launched, passing_ms, waiting = float(counts.sum()), float(blocks.host), 0.0
-        if self.launch_us is not None:
-            passing_ms, waiting = launched * self.launch_us / 1e3, expected_most(2)
-        waiting = HOST_SCATTER * max(expected_most(tensor) - waiting, 0.0)
-        host_ms = passing_ms * (1 + collectives / launched) * (1 + waiting)
+        host_ms = self._host_ms(blocks, float(counts.sum()), collectives, tensor)
         device_ms = self.slower * float(blocks.device) + sums * sum_ms
         blocks_ms = (device_ms**SHARPNESS + host_ms**SHARPNESS) ** (1 / SHARPNESS)
         return blocks_ms, self.slower * float(last.device)
+
+    def _host_ms(self, blocks: Times, kernels: float, collectives: int, tensor: int) -> float:
+        """Return the time in which the slowest rank's host launches all kernels of the blocks."""
+        one_host_ms, included = float(blocks.host), 0.0
+        if self.launch_us is not None:  # which includes the wait of two ranks
+            one_host_ms, included = kernels * self.launch_us / 1e3, expected_most(2)
+        waiting = HOST_SCATTER * max(expected_most(tensor) - included, 0.0)
+        return one_host_ms * (1 + collectives / kernels) * (1 + waiting)
 
     def update_ms(self, shards: int) -> float:
         """Return the time of the optimizer for a shard: one kernel that reads and writes all."""
@@ -216,13 +220,10 @@ def schedule_divided(step: DividedStep, parallelism: Parallelism, node: NodeLink
         )
     if stages > step.blocks:
         raise InputError(f"{step.blocks} layers cannot be divided into {stages} pipeline stages")
-    ranks, is_sequence = RankGroup(node=node, gpus=tensor), parallelism.sequence_parallel
-    sum_ms = ranks.all_reduce_ms(step.hidden_bytes)
-    if is_sequence:
-        sum_ms = sum(
-            collective_ms(step.hidden_bytes)
-            for collective_ms in (ranks.reduce_scatter_ms, ranks.all_gather_ms)
-        )
+    ranks, hidden_bytes = RankGroup(node=node, gpus=tensor), step.hidden_bytes
+    sum_ms = ranks.all_reduce_ms(hidden_bytes)
+    if parallelism.sequence_parallel:
+        sum_ms = ranks.reduce_scatter_ms(hidden_bytes) + ranks.all_gather_ms(hidden_bytes)
     replicas, slots = parallelism.data_parallel, parallelism.gpus // tensor
     within = min(replicas, slots)
     group = RankGroup(node=node, gpus=within, nodes=-(-replicas // within), sharing=tensor)
@@ -240,7 +241,9 @@ def schedule_divided(step: DividedStep, parallelism: Parallelism, node: NodeLink
     update_ms = step.update_ms(shards)
 
     def passes_ms(sum_ms: float) -> float:
-        blocks_ms, head_ms = step.pass_ms(tensor, sum_ms, sequence_parallel=is_sequence)
+        blocks_ms, head_ms = step.pass_ms(
+            tensor, sum_ms, sequence_parallel=parallelism.sequence_parallel
+        )
         # If layers cannot be divided, the stage with the head has one less.
         most, fewer = -(-step.blocks // stages), step.blocks % stages > 0
         layer_ms = blocks_ms / step.blocks

@@ -124,11 +124,11 @@ def _activations(needs: MemoryNeeds, parallelism: Parallelism) -> Array:
     The first stage keeps its blocks for several micro-batches, and the last one has the head.
     Checkpoints are divided by sequence parallelism only (Korthikanti et al. 2022).
     """
-    stages, is_sequence = parallelism.pipeline, parallelism.sequence_parallel
-    divided = 1.0 if is_sequence else DIVIDED_BY_TENSOR_PARALLEL
+    stages = parallelism.pipeline
+    divided = 1.0 if parallelism.sequence_parallel else DIVIDED_BY_TENSOR_PARALLEL
     share = 1 - divided + divided / parallelism.tensor_parallel
     kept = np.minimum(needs.activations, needs.kept)
-    if is_sequence or not needs.checkpoints:
+    if parallelism.sequence_parallel or not needs.checkpoints:
         kept *= share
     working = np.maximum(needs.activations - needs.kept, 0.0) * share
     if stages == 1:

@@ -106,10 +106,10 @@ def _refuse_useless(
     strategies: Sequence[str], *, sharded_optimizer: bool, sequence_parallel: bool
 ) -> None:
     """Raise InputError for an unknown strategy, or an option that no strategy has."""
-    asked = {name if name == AUTO else strategy_of(name) for name in strategies}
-    if sharded_optimizer and asked == {ShardingStrategy.FSDP}:
+    requested = {name if name == AUTO else strategy_of(name) for name in strategies}
+    if sharded_optimizer and requested == {ShardingStrategy.FSDP}:
         raise InputError("fsdp shards the optimizer anyway; leave sharded-optimizer out")
-    if sequence_parallel and asked and not asked & {ShardingStrategy.TP, AUTO}:
+    if sequence_parallel and requested and not requested & {ShardingStrategy.TP, AUTO}:
         raise InputError(f"{strategies[0]} has no sequence-parallel; use strategy tp")
 
 

@@ -24,7 +24,7 @@ from trappm.profiler.errors import InputError, UnsupportedModelError
 from trappm.profiler.extensions import extension_modules
 from trappm.profiler.host.environment import independent_of_caller
 from trappm.profiler.models.known_names import is_prefixed
-from trappm.profiler.models.pool import Attention
+from trappm.profiler.models.pool import is_megatron
 from trappm.profiler.records import Phase, Precision, StepSettings, number_text
 
 if TYPE_CHECKING:
@@ -273,7 +273,7 @@ class SharedStep:
         work, divided = _work(workload, prior, needs.all_gradients)
         if divided is not None:
             slower = single.step_time_ms / work.step_ms
-            launch_us = LAUNCH_US if _is_megatron(subject.name) else None
+            launch_us = LAUNCH_US if is_megatron(subject.name) else None
             divided = replace(divided, slower=slower, launch_us=launch_us)
         card = selection.snapshot_for(key).card(key)
         slowed = (
@@ -362,7 +362,7 @@ class SharedStep:
     def _is_mixed(self, parallelism: Parallelism) -> bool:
         """Return whether ranks keep 16-bit parameters with main copies in fp32."""
         replicated = parallelism.ranks > 1 and parallelism.strategy is not ShardingStrategy.FSDP
-        return replicated and (parallelism.sharded_optimizer or _is_megatron(self.single.model))
+        return replicated and (parallelism.sharded_optimizer or is_megatron(self.single.model))
 
     def _make_schedule(
         self,
@@ -376,9 +376,9 @@ class SharedStep:
         from trappm.extensions.parallel.schedules import schedule
 
         factor = 1.0 if step_ms is None else step_ms / self.work.step_ms
-        is_megatron = _is_megatron(self.single.model)
+        megatron = is_megatron(self.single.model)
         is_ddp = parallelism.strategy is ShardingStrategy.DDP and parallelism.ranks > 1
-        if parallelism.strategy is not ShardingStrategy.TP and not (is_megatron and is_ddp):
+        if parallelism.strategy is not ShardingStrategy.TP and not (megatron and is_ddp):
             work = self.work.lasting(factor * self.work.step_ms)
             work = replace(work, hooks_ms=hooks * work.hooks_ms)
             return schedule(work, parallelism, node)
@@ -408,11 +408,6 @@ class SharedStep:
         return step_ms * exp(-widths[0]), step_ms * exp(widths[1])
 
 
-def _is_megatron(model: str) -> bool:
-    """Return whether a model runs as Megatron-LM's, by its name."""
-    return Attention.MEGATRON in model.split(",")
-
-
 def _mixed_needs(
     subject: Subject, settings: StepSettings, needs: MemoryNeeds, workload: Workload, card: str
 ) -> MemoryNeeds | None:
@@ -424,8 +419,8 @@ def _mixed_needs(
     from trappm.extensions.parallel import rank_memory
     from trappm.profiler.memory.simulation import TrainingLoop
 
-    is_megatron, precision = _is_megatron(subject.name), settings.precision
-    is_16_bit = precision is Precision.BF16 or (is_megatron and not precision.is_fp32)
+    megatron, precision = is_megatron(subject.name), settings.precision
+    is_16_bit = precision is Precision.BF16 or (megatron and not precision.is_fp32)
     is_covered = is_prefixed(subject.name) and settings.optimizer.is_adam
     if not (is_16_bit and is_covered):
         return None
@@ -437,7 +432,7 @@ def _mixed_needs(
         needs = rank_memory.traced_needs(
             trace.allocations, workload.batch_size, loop, checkpoints=needs.checkpoints
         )
-    if not is_megatron:
+    if not megatron:
         return rank_memory.MEGATRON_LM.needs(needs)
     # Of published fp16 runs, those on V100s have sums in fp32, and those on A100s have not.
     sums = precision is not Precision.AMP_FP16 or precision_gap(card, Precision.BF16) is not None

@@ -28,7 +28,7 @@ from trappm.learner.physics.step_time import PRODUCT_KINDS, Peak, StepTimePrior,
 from trappm.learner.stats.calibration import LEVELS, Calibration
 from trappm.prediction.models import size_kind
 from trappm.profiler.devices.catalogue import DeviceSpec, known_spec, read_name
-from trappm.profiler.models.pool import Attention
+from trappm.profiler.models.pool import is_megatron
 from trappm.profiler.records import Precision
 from trappm.profiler.traced_step import KernelKind
 
@@ -205,8 +205,8 @@ def model_heads(
     """
     if not is_transformer(architecture):
         return None
-    is_megatron = Attention.MEGATRON in architecture.split(",")
-    times, spec = transformer_times(card, precision, of_2023=is_megatron), known_spec(card)
+    times = transformer_times(card, precision, of_2023=is_megatron(architecture))
+    spec = known_spec(card)
     if times is None or spec is None or not isinstance(trained.heads, Heads):
         return None
     is_of_images = size_kind(architecture) != "tokens" and precision is Precision.FP32
