@@ -34,7 +34,7 @@ SPEC = {
         "confirmations": 100,
     },
     "learner": "laptop",
-    "evaluation": {"source": 2, "target": 2, "architecture_share": 0.3},
+    "evaluation": {"source": 3, "target": 2, "architecture_share": 0.3},  # a plot has three
     "initial": {"source": 4, "target": 4},
     "rounds": {"count": 1, "source": 1, "target": 1},
     "pool": {"groups": [{  # the first step of each architecture takes seconds, others less
@@ -42,7 +42,7 @@ SPEC = {
         "batch_sizes": [2, 4, 8], "input_sizes": [64],
     }]},
 }  # fmt: skip
-BUDGET = {"cpu-2t": 2 + 4 + 1, "cpu-1t": 2 + 4 + 1}
+BUDGET = {"cpu-2t": 3 + 4 + 1, "cpu-1t": 2 + 4 + 1}
 pytestmark = pytest.mark.timeout(1800)  # four launches of Ray, on a machine that may be busy
 
 MEASURING = "import sys; sys.path[:]"
