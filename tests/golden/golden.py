@@ -3,7 +3,8 @@
 Each file next to this module is what one function below returned. Write all of them again, after a
 change that is meant to change them, with:
 
-    PYTHONPATH=.:tests:tests/cluster python tests/golden/golden.py
+    export PYTHONPATH=.:tests:tests/cluster:tests/learner:tests/profiler/tracing:tests/store
+    python tests/golden/golden.py
 """
 
 import contextlib
@@ -13,6 +14,7 @@ import itertools
 import json
 import lzma
 import os
+import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,23 +26,38 @@ DEVICE_KEYS = ("a100-40gb", "v100-16gb", "rtx3090", "cpu-2t")
 LABELS = ROOT / "examples/data/h100/sweeps/first.jsonl.xz"
 
 
-def campaign_events() -> list[dict[str, Any]]:
-    """Return the events, rounds and measurements of a rehearsed campaign, without ids and times."""
-    from fakes import FakeWorkers, campaign
+def campaign_rows() -> list[dict[str, Any]]:
+    """Return all rows of a store with a campaign that met faults, and with one of each other row.
+
+    Without processes. Names drawn at random are numbered; of a time, only that it is there is kept.
+    """
+    import sqlalchemy
+    from fakes import FakeWorkers, ran
+    from store_whole import fill
 
     from trappm.store import Store
 
     with tempfile.TemporaryDirectory() as folder, Store.open(f"sqlite:///{folder}/s.db") as store:
-        workers = FakeWorkers(faults={2: "error", 5: "unstable", 7: "oom"})
-        run = campaign(store, workers)
-        run.run()
-        events = [{"event": event.kind} for event in store.campaigns.events(run.id)]
-        rounds = [
-            {"round": record.number, "purpose": record.purpose}
-            for record in store.rounds.all(run.id)
-        ]
-        started = [{"device": device, "configuration": what} for device, what in workers.starts]
-    return [*events, *rounds, *started]
+        ran(store, FakeWorkers(faults={2: "error", 5: "unstable", 7: "oom"}))
+        fill(store)
+        tables = sqlalchemy.MetaData()
+        tables.reflect(store.database.engine)
+        with store.database.engine.connect() as connection:
+            rows = [
+                {"table": table.name, **row}
+                for table in tables.sorted_tables
+                for row in connection.execute(
+                    sqlalchemy.select(table).order_by(sqlalchemy.text("rowid"))
+                ).mappings()
+            ]
+        campaign_ids = [campaign.id for campaign in store.campaigns.all()]
+    for row in rows:
+        row.pop("owner_process", None)
+    text = json.dumps(rows, default=lambda value: type(value).__name__)
+    drawn = re.compile("|".join([r"\b[0-9a-f]{32}\b", *campaign_ids]))
+    numbers: dict[str, str] = {}
+    text = drawn.sub(lambda name: numbers.setdefault(name[0], f"#{len(numbers)}"), text)
+    return json.loads(re.sub(r"20\d\d-\d\d-\d\dT[\d:.+Z]+", "time", text))
 
 
 def label_export() -> list[list[str]]:
@@ -169,7 +186,14 @@ def read(name: str) -> Any:
 
 
 if __name__ == "__main__":
-    write("campaign_events.json", campaign_events())
+    import whole_answers
+    import whole_learning
+
+    write("campaign_rows.json", campaign_rows())
     write("label_export.json", label_export())
     write("json_shapes.json", json_shapes())
+    write("answers.json", whole_answers.answers())
+    write("comparisons.json", whole_answers.comparisons())
+    write("steps.json", whole_answers.steps())
+    write("learned.json", whole_learning.learned())
     write("predictions.json", predictions(subjects()))

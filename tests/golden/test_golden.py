@@ -4,13 +4,15 @@ from importlib.util import find_spec
 
 import golden
 import pytest
+import whole_answers
+import whole_learning
 
 SAMPLE = {"convnext_atto_rms", "test_vit2", "vgg13_bn", "hf:gpt2-tiny"}
 """The fast test repeats these predictions, of models that are traced quickly; the slow test all."""
 
 
-def test_a_rehearsed_campaign_has_the_recorded_events():
-    assert golden.campaign_events() == golden.read("campaign_events.json")
+def test_a_rehearsed_campaign_leaves_the_recorded_rows():
+    assert_equal(golden.campaign_rows(), golden.read("campaign_rows.json"), 0)
 
 
 def test_the_label_export_is_as_recorded():
@@ -20,6 +22,44 @@ def test_the_label_export_is_as_recorded():
 @pytest.mark.extension("power_limits")
 def test_the_json_of_commands_has_the_recorded_keys():
     assert golden.json_shapes() == golden.read("json_shapes.json")
+
+
+@pytest.fixture
+def data_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRAPPM_HOME", str(tmp_path))
+
+
+@pytest.mark.extension("power_limits")
+@pytest.mark.extension("transformers")
+def test_whole_answers_are_as_recorded(data_folder):
+    assert_equal(whole_answers.answers(), golden.read("answers.json"), 1e-6)
+    assert_equal(whole_answers.comparisons(), golden.read("comparisons.json"), 1e-6)
+
+
+def test_traced_steps_are_as_recorded():
+    assert_equal(whole_answers.steps(), golden.read("steps.json"), 0)
+
+
+def test_learners_make_of_labels_what_is_recorded():
+    """But for rounding, which is another on each kind of CPU."""
+    assert_equal(whole_learning.learned(), golden.read("learned.json"), 1e-3)
+
+
+def assert_equal(now, recorded, tolerance, path=""):
+    """Compare plain values; an error names the place of the first that differs."""
+    assert type(now) is type(recorded), path
+    if isinstance(recorded, dict):
+        assert now.keys() == recorded.keys(), path
+        for key, value in recorded.items():
+            assert_equal(now[key], value, tolerance, f"{path}.{key}")
+    elif isinstance(recorded, list):
+        assert len(now) == len(recorded), path
+        for place, (mine, value) in enumerate(zip(now, recorded, strict=True)):
+            assert_equal(mine, value, tolerance, f"{path}[{place}]")
+    elif isinstance(recorded, float):
+        assert now == pytest.approx(recorded, rel=tolerance), path
+    else:
+        assert now == recorded, path
 
 
 @pytest.mark.extension("power_limits")
