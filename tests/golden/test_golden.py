@@ -6,6 +6,7 @@ import golden
 import pytest
 import whole_answers
 import whole_learning
+from plain_values import assert_equal
 
 SAMPLE = {"convnext_atto_rms", "test_vit2", "vgg13_bn", "hf:gpt2-tiny"}
 """The fast test repeats these predictions, of models that are traced quickly; the slow test all."""
@@ -43,23 +44,6 @@ def test_traced_steps_are_as_recorded():
 def test_learners_make_of_labels_what_is_recorded():
     """But for rounding, which is another on each kind of CPU."""
     assert_equal(whole_learning.learned(), golden.read("learned.json"), 1e-3)
-
-
-def assert_equal(now, recorded, tolerance, path=""):
-    """Compare plain values; an error names the place of the first that differs."""
-    assert type(now) is type(recorded), path
-    if isinstance(recorded, dict):
-        assert now.keys() == recorded.keys(), path
-        for key, value in recorded.items():
-            assert_equal(now[key], value, tolerance, f"{path}.{key}")
-    elif isinstance(recorded, list):
-        assert len(now) == len(recorded), path
-        for place, (mine, value) in enumerate(zip(now, recorded, strict=True)):
-            assert_equal(mine, value, tolerance, f"{path}[{place}]")
-    elif isinstance(recorded, float):
-        assert now == pytest.approx(recorded, rel=tolerance), path
-    else:
-        assert now == recorded, path
 
 
 @pytest.mark.extension("power_limits")

@@ -75,7 +75,7 @@ QUESTIONS: dict[str, Callable[[], trappm.Prediction]] = {
         memory_format="channels-last",
     ),
     "does not fit": lambda: trappm.predict("vgg13_bn", batch_size=700, device="v100"),
-    "barely": lambda: trappm.predict("vgg13_bn", batch_size=210, device="v100"),
+    "barely": lambda: trappm.predict("vgg13_bn", batch_size=125, device="v100"),
     "without labels": lambda: trappm.predict(TIMM, batch_size=32, device="l40s"),
     "new card, bf16": lambda: trappm.predict(
         TIMM, batch_size=32, device="b200", precision="bf16", phase="infer"
@@ -87,8 +87,24 @@ QUESTIONS: dict[str, Callable[[], trappm.Prediction]] = {
     "groups": lambda: _of_module(_two_groups, device="a100"),
     "part of the parameters": lambda: _of_module(_elsewhere, device="rtx3090"),
     "loop": lambda: _of_module(_loop, device="h100", precision="bf16"),
+    "optimizer's step": lambda: trappm.predict(
+        nn.Sequential(*(nn.Linear(2048, 2048) for _ in range(4))), device="a100",
+        example_input=torch.empty(4, 2048), optimizer="adamw", precision="fp32",
+    ),
+    "freed slowly": lambda: trappm.predict(
+        "vgg11_bn", batch_size=16, device="t4", precision="amp-fp16",
+        optimizer=trappm.TrainingLoop(cudnn_benchmark=True, expandable_segments=True),
+    ),
 }  # fmt: skip
-BROKEN_DOWN = ("groups", "part of the parameters", "loop", "accumulation", "inference", "tokens")
+BROKEN_DOWN = (
+    "groups",
+    "part of the parameters",
+    "loop",
+    "accumulation",
+    "inference",
+    "tokens",
+    "optimizer's step",
+)
 
 
 def answers() -> list[dict[str, Any]]:

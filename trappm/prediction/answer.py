@@ -352,7 +352,7 @@ class _Inquiry:
         Their memory is simulated where no label is of a step like them.
 
         Args:
-            workloads: Workloads of this question's model.
+            workloads: Workloads in this question's settings, of any models.
             heads: Some of the heads (default: all).
         """
         heads = heads or self._trained.heads
@@ -368,7 +368,7 @@ class _Inquiry:
             high=output.high * by_metric,
         )
         simulated = {
-            row: self._simulate_memory(workloads[row].batch_size)
+            row: self._simulate_memory(workloads[row].batch_size, workloads[row].trace)
             for row in np.flatnonzero(self._is_simulated(output)).tolist()
         }
         return output.with_intervals("memory_mib", simulated) if simulated else output
@@ -396,18 +396,26 @@ class _Inquiry:
         is_labelled = not isinstance(heads, Heads) or heads.has_labels_of("memory_mib")
         return Z90 * SIMULATED_ERROR if is_labelled else None
 
-    def _simulate_step(self, batch_size: int, *, is_answer: bool) -> SimulatedMemory:
-        """Return the simulated step; the device may be full if its memory is the answer."""
+    def _simulate_step(
+        self, batch_size: int, trace: Trace | None = None, *, is_answer: bool
+    ) -> SimulatedMemory:
+        """Return the simulated step; the device may be full if its memory is the answer.
+
+        Args:
+            batch_size: Samples per step.
+            trace: Step of another model (default: of this question's).
+            is_answer: True if its memory is the answer.
+        """
         loop = self._loop or loop_of(self._settings.optimizer)
         limit_mib = None
         if is_answer:
             limit_mib = limit_of_step_mib(self.card, self._phase, self._log_error)
-        return memory_in(self._trace, loop, batch_size, limit_mib)
+        return memory_in(trace or self._trace, loop, batch_size, limit_mib)
 
-    def _simulate_memory(self, batch_size: int) -> MemoryInterval:
-        """Return the memory of a process with the simulated step."""
+    def _simulate_memory(self, batch_size: int, trace: Trace | None = None) -> MemoryInterval:
+        """Return the memory of a process with the simulated step, of another model if `trace`."""
         process_mib = process_memory_mib(self.card, self._phase)
-        step = self._simulate_step(batch_size, is_answer=True)
+        step = self._simulate_step(batch_size, trace, is_answer=True)
         return simulated_interval(process_mib + step.reserved_with_workspace_mib, self._log_error)
 
     def _loop_factors(self, workloads: Sequence[Workload]) -> npt.NDArray[np.float64]:
@@ -438,7 +446,7 @@ class _Inquiry:
         """Return the probability of running out of memory for each of n workloads, shape (n,).
 
         Args:
-            workloads: Workloads of this question's model.
+            workloads: Workloads in this question's settings, of any models.
             output: What `predict` returned for them.
             capacity_mib: Memory of the device.
         """

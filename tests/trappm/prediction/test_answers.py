@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx_export import export_onnx
+from plain_values import assert_equal
 from snapshot_samples import imported_label, shipped_heads, snapshot_of
 
 import trappm
@@ -207,6 +208,15 @@ def test_a_snapshot_without_a_phase_hides_no_other():
     ]
     assert {id(s) for s in answering} == {id(latest), id(shipped)}
     assert Selection(Question(phase="train"), [latest, shipped]).snapshot_for("h100") is latest
+
+
+@pytest.mark.parametrize("asked", [{}, {"optimizer": "adam", "accumulation": 2}])
+def test_models_that_are_asked_together_get_the_answers_of_each_alone(asked):
+    models, devices = ("test_vit2", "vgg11_bn"), ("v100", "a100", "l40s", "h100", "cpu-2t")
+    together = trappm.compare(models, devices, batch_size=64, **asked)
+    for answer in together:
+        alone = trappm.predict(answer.model, device=answer.device, batch_size=64, **asked)
+        assert_equal(answer.to_dict(), alone.to_dict(), 1e-6)
 
 
 def test_compare_finds_the_fastest_and_cheapest_device_and_model(as_json):
