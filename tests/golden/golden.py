@@ -188,12 +188,14 @@ def read(name: str) -> Any:
 if __name__ == "__main__":
     import whole_answers
     import whole_learning
+    import whole_steps
 
     write("campaign_rows.json", campaign_rows())
     write("label_export.json", label_export())
     write("json_shapes.json", json_shapes())
     write("answers.json", whole_answers.answers())
     write("comparisons.json", whole_answers.comparisons())
-    write("steps.json", whole_answers.steps())
+    write("simulated.json", whole_answers.simulated())
+    write("steps.json", whole_steps.steps())
     write("learned.json", whole_learning.learned())
     write("predictions.json", predictions(subjects()))

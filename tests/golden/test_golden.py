@@ -6,6 +6,7 @@ import golden
 import pytest
 import whole_answers
 import whole_learning
+import whole_steps
 from plain_values import assert_equal
 
 SAMPLE = {"convnext_atto_rms", "test_vit2", "vgg13_bn", "hf:gpt2-tiny"}
@@ -37,8 +38,12 @@ def test_whole_answers_are_as_recorded(data_folder):
     assert_equal(whole_answers.comparisons(), golden.read("comparisons.json"), 1e-6)
 
 
+def test_simulated_measurements_are_as_recorded(data_folder):
+    assert_equal(whole_answers.simulated(), golden.read("simulated.json"), 1e-9)
+
+
 def test_traced_steps_are_as_recorded():
-    assert_equal(whole_answers.steps(), golden.read("steps.json"), 0)
+    assert_equal(whole_steps.steps(), golden.read("steps.json"), 0)
 
 
 def test_learners_make_of_labels_what_is_recorded():

@@ -1,31 +1,23 @@
-"""Whole answers of all kinds, and the steps behind them, for recordings.
+"""Whole answers of all kinds, for recordings.
 
-Others than the recorded predictions, these have every part of an answer: intervals, remarks,
-the memory by part, module and tensor, and what each kernel of a step computes.
+Unlike the recorded predictions, these have every part of an answer: intervals, remarks, and the
+memory by part, module and tensor.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from typing import Any
 
-import numpy as np
 import torch
-from feature_zoo import Convolutions, OtherOperators
-from foreign_modules import MODULES
 from torch import nn
 
 import trappm
 from trappm.prediction.comparison import comparison_json
-from trappm.profiler.models.model_input import ExampleInputs
-from trappm.profiler.models.on_meta import on_meta
-from trappm.profiler.records import Phase, Precision
-from trappm.profiler.trace import trace
-from trappm.profiler.traced_step import TraceSettings
-from trappm.profiler.tracing.losses import default_loss
-from trappm.profiler.tracing.tracer import Tracer
+from trappm.profiler.devices import open_device
+from trappm.profiler.records import QUICK, Configuration, MemoryFormat, Optimizer, Phase, Precision
 
 TIMM = "test_vit2"
 RUN = {"epochs": 3, "samples": 50_000}
@@ -116,57 +108,26 @@ def answers() -> list[dict[str, Any]]:
     ]
 
 
+def simulated() -> list[dict[str, Any]]:
+    """Return what simulated cards measure of a step in several settings."""
+    of_vit = Configuration(architecture=TIMM, batch_size=64, input_size=160)
+    changes: list[dict[str, Any]] = [
+        {}, {"phase": Phase.INFER}, {"precision": Precision.TF32, "optimizer": Optimizer.ADAM},
+        {"precision": Precision.AMP_FP16, "memory_format": MemoryFormat.CHANNELS_LAST},
+        {"batch_size": 20_000},
+    ]  # fmt: skip
+    measured = [
+        {"device": key, "changes": str(change)}
+        | asdict(open_device(key).measure(replace(of_vit, **change), QUICK, lambda phase: None))
+        for key in ("simulated:a100", "simulated:v100")
+        for change in changes
+    ]
+    return json.loads(json.dumps(measured))
+
+
 def comparisons() -> list[dict[str, Any]]:
     """Return what is said of several models and devices next to each other."""
     devices = ["a100", "v100", "l40s", "cpu-2t"]
     of_devices = trappm.compare(TIMM, devices, batch_size=64, **RUN)
     of_models = trappm.compare([TIMM, "vgg13_bn"], ["v100"], batch_size=300)
     return json.loads(json.dumps([comparison_json(each, []) for each in (of_devices, of_models)]))
-
-
-def steps() -> list[dict[str, Any]]:
-    """Return the kernels and allocations of steps with every kind of operator, in numbers."""
-    return list(itertools.chain(_foreign_steps(), _zoo_steps()))
-
-
-def _foreign_steps() -> Iterator[dict[str, Any]]:
-    for foreign in MODULES:
-        if foreign.by_values or "Hugging Face" in foreign.name:
-            continue
-        args, kwargs = foreign.call()
-        loss = foreign.loss
-        tracer = Tracer(
-            on_meta(foreign.build(), None),
-            ExampleInputs.of(*args, **kwargs),
-            batch_sizes=(8, 32),
-            loss=default_loss if loss is None else lambda output, _, loss=loss: loss(output),
-        )
-        yield {"step": foreign.name} | _numbers(tracer.trace())
-
-
-def _zoo_steps() -> Iterator[dict[str, Any]]:
-    for build in (Convolutions, OtherOperators):
-        for phase, precision in ((Phase.TRAIN, Precision.AMP_FP16), (Phase.INFER, Precision.FP32)):
-            settings = TraceSettings(precision=precision)
-            yield {"step": f"{build.__name__}, {phase}"} | _numbers(
-                trace(build(), 32, settings, phase)
-            )
-
-
-def _numbers(traced: Any) -> dict[str, Any]:
-    table, memory = traced.kernels.table, traced.allocations
-    names = ("kinds", "passes", "counts", "half", "channels_last", "windows", "strides", "pixels")
-    kernels = [
-        [*(int(getattr(table, name)[row]) for name in names), *table.sizes[row].ravel().tolist()]
-        for row in range(len(table))
-    ]
-    sizes = memory.sizes_at(8).astype(float)
-    place = np.arange(1, len(sizes) + 1)
-    return {
-        "kernels": kernels,
-        "saved_bytes": None if traced.saved_bytes is None else int(traced.saved_bytes.at(8)),
-        "events": np.bincount(memory.kinds).tolist(),
-        "bytes": float(sizes.sum()),
-        "bytes in order": float(sizes @ place),
-        "blocks in order": int(memory.blocks @ place),
-    }

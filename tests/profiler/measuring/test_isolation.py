@@ -5,6 +5,7 @@ import json
 import os
 import threading
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import measuring_faults
@@ -223,6 +224,8 @@ def test_lock_folder_of_somebody_else_is_refused(tmp_path):
 def test_library_of_the_gpu_that_fails_is_tried_once_more_in_a_new_process(measurer, touched):
     touched.unlink(missing_ok=True)
     actual = measure(measurer, "fault-cudnn-once", attempt_key="key")
+    began = datetime.fromisoformat(actual.started_at)
+    assert timedelta(0) <= datetime.now(UTC) - began - timedelta(seconds=actual.duration_s)
     assert actual.outcome is Outcome.OK, actual.message
     assert actual.attempt_key == "key"
     assert "CUDNN_STATUS_INTERNAL_ERROR" in actual.environment["first_try"]

@@ -53,6 +53,7 @@ def test_models_accept_their_input_size(architecture, input_size):
         ("hf:gpt2-xl,lora=8", "gpt2"),
         ("hf:EleutherAI/pythia-160m", "pythia"),
         ("hf:./models/bert.json", "bert"),
+        ("hf:org/7b", "7b"),
     ],
 )
 def test_architectures_belong_to_families(architecture, family):

@@ -133,7 +133,7 @@ def test_skipped_optimizer_steps_are_disturbances(monkeypatch):
 
 
 def test_slow_devices_warm_up_longer(monkeypatch):
-    clock = itertools.count(0.0, 0.125)
+    clock = itertools.count(100.0, 0.125)
     monkeypatch.setattr(step_module.time, "monotonic", lambda: next(clock))
     monkeypatch.setattr(Recorded, "min_warmup_s", 0.5)
     _, device = run_recorded(monkeypatch, Overflowing())

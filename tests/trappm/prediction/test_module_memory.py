@@ -163,6 +163,7 @@ def test_targets_count_as_inputs_of_a_training_step():
         ((LABELS,), {"loss": torch.sum, "targets": LABELS}, "too many positional arguments"),
         ((LABELS,), {"loss": lambda output: output.sum()}, "does not take output and targets"),
         ((), {"loss": nn.CrossEntropyLoss}, "loss is CrossEntropyLoss; give a function"),
+        ((), {"loss": "cross_entropy"}, "loss is 'cross_entropy'; give a function"),
         ((torch.rand(12, 1),), {}, r"shape \(12, 1\) are not the classes of an output of shape"),
         ((), {"loss": nn.CrossEntropyLoss(reduction="none")}, r"the loss has the shape \(\d+,\)"),
     ],

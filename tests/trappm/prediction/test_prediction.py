@@ -25,6 +25,7 @@ import trappm
 from trappm.learner.paper.presets import LAPTOP
 from trappm.learner.snapshots.registry import Registry
 from trappm.prediction.comparison import comparable
+from trappm.prediction.prediction import Prediction
 from trappm.profiler.errors import InputError
 from trappm.profiler.models import zoo
 
@@ -171,6 +172,20 @@ def test_extrapolations_are_reported_in_one_line(tmp_path):
     assert kept == [near]
     assert [row["device"] for row in left_out] == ["cpu-2t"]
     assert comparable([far], near_labels=True) == ([far], [])  # an empty table would help less
+
+
+def test_what_is_far_beyond_the_labels_on_either_side_is_not_compared():
+    def ratio_of(ratio):
+        return Prediction(
+            model=str(ratio), device="cpu-2t", device_name="cpu-2t", batch_size=1, phase="train",
+            precision="fp32", memory_format="contiguous", optimizer="sgd", step_time_ms=50 * ratio,
+            beyond_labels={"step_time_ms": 50.0},
+        )  # fmt: skip
+
+    ratios = (1 / 21, 1 / 19, 19.0, 21.0)
+    kept, left_out = comparable([*map(ratio_of, ratios)], near_labels=True)
+    assert [float(p.model) for p in kept] == [*ratios[1:3]]
+    assert [float(row["model"]) for row in left_out] == [ratios[0], ratios[3]]
 
 
 def test_a_new_snapshot_does_not_hide_other_devices(tmp_path, monkeypatch):
