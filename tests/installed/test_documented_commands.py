@@ -160,9 +160,3 @@ def headers(lines):
         for above, below in itertools.pairwise(lines)
         if RULE.match(below)
     ]
-
-
-def test_commands_left_out_exist():
-    every = [" ".join(c.words) for page in PAGES for c in commands(page)]
-    unused = [start for start in ELSEWHERE if not any(c.startswith(start) for c in every)]
-    assert unused == []

@@ -21,7 +21,6 @@ from trappm.learner.heads.physics_heads import Ours
 from trappm.learner.interface import Estimate
 from trappm.learner.physics.graph_prior import GraphPrior
 from trappm.learner.stats.errors import split_architectures
-from trappm.profiler.errors import InputError
 from trappm.profiler.records import Configuration
 
 
@@ -109,13 +108,6 @@ def test_failed_runs_use_a_label_and_are_predicted(samples, monkeypatch):
     assert points[1].died >= points[0].died > 0
     assert requests[0].failure.max() < 0.9
     assert requests[1].failure.min() > 0.99
-
-
-def test_invalid_replays_are_rejected(samples):
-    with pytest.raises(InputError, match="cannot acquire"):
-        next(replay(bench(samples), "random", 0, (10_000,)))
-    with pytest.raises(InputError, match="did you mean"):
-        named_strategy("rndom")
 
 
 # `python -m research replay`: pairs, areas, and their report.
