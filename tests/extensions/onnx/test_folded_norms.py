@@ -8,7 +8,6 @@ import warnings
 import onnx
 import pytest
 import torch
-from onnx_export import export_onnx
 from torch import nn
 
 from trappm.extensions.onnx.file_trace import file_trace
@@ -66,12 +65,6 @@ def test_a_folded_file_is_the_graph_and_the_step_of_its_model(tmp_path, name):
     else:
         assert norms == 0
         assert "put back" not in (file.remark or "")
-
-
-def test_a_file_with_its_norms_gets_no_more_of_them(tmp_path):
-    for name in ("test_efficientnet", "resnetv2_50"):
-        export_onnx(name, 64, tmp_path / "m.onnx")
-        assert file_trace(tmp_path / "m.onnx").remark is None, name
 
 
 def plain_classifier():

@@ -19,26 +19,6 @@ from trappm.store import Home, LabelFilter, Store
 
 TOKEN = "0123456789abcdef-token"  # noqa: S105
 WAIT_MS = 30_000
-CUT_NUMBERS = """() => {
-  const cut = [...document.querySelectorAll("input")]
-    .filter((e) => /\\d/.test(e.value) && e.scrollWidth > e.clientWidth)
-    .map((e) => `${e.name} ${e.value}`);
-  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-  for (let node; (node = texts.nextNode()); ) {
-    const element = node.parentElement;
-    if (!/\\d/.test(node.data) || element.closest(".unseen") || !element.checkVisibility())
-      continue;
-    const range = document.createRange();
-    range.selectNodeContents(node);
-    const box = (element.ownerSVGElement ? element : range).getBoundingClientRect();
-    for (let outer = element; outer && box.width; outer = outer.parentElement) {
-      if (getComputedStyle(outer).overflowX === "visible" && outer !== document.body) continue;
-      const { left, right } = outer.getBoundingClientRect();
-      if (box.left < left - 1 || box.right > right + 1) cut.push(node.data.trim());
-    }
-  }
-  return cut;
-}"""
 
 
 @pytest.fixture(scope="module")
@@ -119,28 +99,6 @@ def busy(tmp_path, monkeypatch):
     monkeypatch.setenv("TRAPPM_HOME", str(tmp_path))
     with Store.open(Home.open().database_url) as store:
         return samples.build_busy_campaign(store)
-
-
-STEP = "predict?model=test_resnet&batch_size=8&input_size=64&epochs=2&samples=1281167"
-
-
-def test_no_number_is_cut_off_on_a_phone(page, server, home):
-    page.set_default_timeout(4 * WAIT_MS)  # models are traced
-    page.set_viewport_size({"width": 390, "height": 844})
-    for view in (
-        f"campaigns/{home[1]}",
-        "labels?label=1",
-        "snapshots/default",
-        f"{STEP}&devices=v100-16gb&gpus=8",
-    ):
-        show(page, server, view)
-        page.evaluate("document.querySelectorAll('details').forEach((e) => (e.open = true))")
-        expect(page.locator(".waiting")).to_have_count(0, timeout=4 * WAIT_MS)
-        if "gpus=8" in view:
-            page.get_by_text("Fully sharded (FSDP)").first.wait_for()
-        page.wait_for_timeout(300)  # charts are drawn once their boxes have a width
-        assert page.evaluate(CUT_NUMBERS) == [], view
-        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), view
 
 
 def test_a_finished_campaign_reports_what_could_not_be_measured(page, server, busy):

@@ -276,19 +276,6 @@ def test_mfu_is_the_published_arithmetic_of_a_model_over_the_peak():
 
 
 @pytest.mark.parametrize(
-    ("name", "key"),
-    [
-        ("a100", "a100-40gb"),
-        ("GPU:A100-SXM4-40GB:1", "a100-40gb"),
-        ("NVIDIA GeForce RTX 3090", "rtx3090"),
-        ("cpu-2t", "cpu-2t"),
-    ],
-)
-def test_devices_have_many_names(name, key):
-    assert device_key(name, KEYS) == key
-
-
-@pytest.mark.parametrize(
     ("name", "keys", "reason"),
     [
         ("h100", KEYS, "no model of device 'h100'; choose one with --device: a100-40gb"),
