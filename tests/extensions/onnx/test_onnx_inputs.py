@@ -1,13 +1,12 @@
 """Files whose inputs are no images: traced by the file's own signature, or refused in one line."""
 
-import contextlib
-
 import numpy as np
 import onnx
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812  # the usual name
 from onnx import TensorProto, helper, numpy_helper
+from onnx_export import export_quietly
 from small_modules import Function, Parts
 from torch import nn
 
@@ -59,13 +58,10 @@ class WithFacts(Parts):
 
 
 def exported(tmp_path, module, example, names, axes):
-    path = tmp_path / "m.onnx"
-    with contextlib.redirect_stdout(None):
-        torch.onnx.export(
-            module.eval(), example, path, dynamo=False, opset_version=17, input_names=names,
-            dynamic_axes=axes,
-        )  # fmt: skip
-    return path
+    return export_quietly(
+        module.eval(), example, tmp_path / "m.onnx", dynamo=False, opset_version=17,
+        input_names=names, dynamic_axes=axes,
+    )  # fmt: skip
 
 
 def tokens(batch_size=2, length=12):
