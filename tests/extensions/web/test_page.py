@@ -201,22 +201,6 @@ def test_memory_breakdown_is_drawn_and_listed(page, server):
     assert "layer1.0" in memory.locator("figure").last.locator("table").inner_text()
 
 
-def test_rooflines_of_two_devices_are_overlaid(page, server):
-    page.set_viewport_size({"width": 400, "height": 800})
-    show(page, server, "roofline")
-    page.locator("[name=devices]").fill("v100, rtx-3090")
-    page.locator("[name=model]").fill("test_resnet")
-    page.keyboard.press("Enter")
-    chart = page.locator("figure svg[role=img]")
-    chart.wait_for()
-    for series in (0, 1):
-        colour = f"var(--series-{series})"
-        expect(chart.locator(f".roofs > [stroke='{colour}']").nth(2)).to_be_attached()
-        expect(chart.locator(f"circle[fill='{colour}']").nth(20)).to_be_attached()
-    page.locator("figure summary").press("Enter")
-    assert "conv 3x3" in page.locator("figure table").last.inner_text()
-
-
 @pytest.mark.extension("onnx")
 def test_uploaded_file_is_predicted(page, server, tmp_path):
     file = tmp_path / "small.onnx"
