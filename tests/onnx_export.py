@@ -72,6 +72,13 @@ def export_onnx(
     path.write_bytes(proto.SerializeToString())
 
 
+def export_quietly(model: nn.Module, example: tuple[Any, ...], path: Path, **options: Any) -> Path:
+    """Export a module with its weights as PyTorch does by itself; return the path."""
+    with _quiet():
+        torch.onnx.export(model, example, path, **options)
+    return path
+
+
 def file_graph(
     path: Path, input_size: int | None = None, batch_size: int | None = None
 ) -> GraphTemplate:

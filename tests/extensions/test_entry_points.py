@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -56,11 +55,3 @@ def test_an_extension_of_another_distribution_is_found(run):
 def test_cached_answers_depend_on_extensions_of_others(run, tmp_path):
     program = "from trappm.prediction import predict; print(predict._code())"
     assert str(tmp_path / "their_extension" / "commands.py") in run(program=program)
-
-
-def test_every_shipped_extension_has_an_entry_point():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    folders = {path.parent.name for path in ROOT.glob("trappm/extensions/*/__init__.py")}
-    entries = project["entry-points"]["trappm.extensions"]
-    assert folders <= {*entries}
-    assert all(package == f"trappm.extensions.{name}" for name, package in entries.items())

@@ -37,7 +37,7 @@ def hostile_files(secrets: Path) -> Iterator[tuple[str, bytes]]:
         for name, content in kind:
             yield name, content.SerializeToString()
     yield from _text()
-    yield from _amplified()
+    yield from amplified()
     whole = model(_RELU).SerializeToString()
     for length in range(0, len(whole), 4):
         yield f"cut at {length}", whole[:length]
@@ -286,7 +286,7 @@ def _field(number: int, content: bytes) -> bytes:
     return _varint(number << 3 | 2) + _varint(len(content)) + content
 
 
-def _amplified(times: int = 10_000_000) -> Iterator[tuple[str, bytes]]:
+def amplified(times: int = 10_000_000) -> Iterator[tuple[str, bytes]]:
     """Few bytes that protobuf unpacks to many: records of nothing."""
     plain = model(_RELU)
     graph = plain.graph.SerializeToString()

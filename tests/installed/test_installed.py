@@ -1,8 +1,8 @@
 """An installation with few extras does what these are for, and names the extra for the rest.
 
 Without any it predicts; with `campaign`, and what a server of one process needs, it does all but
-evaluate. What the other extras bring is hidden from programs and children. The campaign of
-`test_documented_commands` runs without them, too.
+evaluate. What the other extras bring is hidden from programs and children. `test_installed_wheel`
+runs a campaign with the extra `campaign` alone.
 """
 
 import json

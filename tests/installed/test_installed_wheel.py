@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from foreign_folder import make_foreign
 from guarded_postgresql import launched_and_left
+from test_foreign_folder import make_foreign
 from test_main_job import BUDGET, SPEC
 from test_scaffold import build_wheel
 

@@ -1,4 +1,4 @@
-"""The main job for real: timm models, measured on these cores, from the pool to a prediction.
+"""The main job for real: models measured on these cores, from the pool to a prediction.
 
 The campaign is as small as it can be, and its protocol does not mind a busy machine, since a test
 must pass next to others; everything else is what `make campaign` runs. Real processes are killed.
@@ -12,6 +12,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from importlib.resources import files
 from pathlib import Path
 
 import psutil
@@ -252,3 +253,37 @@ def test_a_crashed_ray_service_ends_the_campaign_cleanly(tmp_path, victim, says)
     assert "Traceback" not in shown
     _, alive = psutil.wait_procs(family, timeout=60)
     assert not alive
+
+
+@pytest.mark.slow
+def test_a_campaign_measures_and_predicts_transformers_with_all_training_options(tmp_path):
+    """The preset with the smallest of its models, and one value of each setting that takes time."""
+    pytest.importorskip("transformers")
+    text = files("trappm.cluster").joinpath("presets/transformers.yaml").read_text()
+    spec = yaml.safe_load(text) | {
+        "protocol": PATIENT, "canary": False, "rounds": {"count": 1, "source": 2},
+        "devices": {"source": "cpu-2t"}, "initial": {"source": 6},
+        "evaluation": {"source": 2, "architecture_share": 0.3},
+    }  # fmt: skip
+    for group in spec["pool"]["groups"]:
+        names = group["architectures"]
+        group["architectures"] = [n for n in names if n.endswith("-micro")] or ["hf:gpt2-micro"]
+        for size in ("sequence_lengths", "input_sizes"):
+            if size in group:
+                group[size] = group[size][:1]
+        group["batch_sizes"] = [2]
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(spec))
+    run = Run(tmp_path)
+    run.finish()
+    assert " tokens" in run.output
+    labels = json.loads(run.trappm("labels", "query", "--json").stdout)
+    assert len(labels) == 2 + 6 + 2
+    assert all(row["architecture"].startswith("hf:") for row in labels)
+    assert {row["optimizer"] for row in labels} == {"adamw"}
+    assert any("," in row["architecture"] for row in labels)  # not all are trained in full
+    unmeasured = "hf:bert-micro,lora=3 --sequence-length 40 --batch-size 2 --optimizer adamw"
+    command = ("predict", *unmeasured.split(), "--device", "cpu-2t", "--json")
+    answer = json.loads(run.trappm(*command).stdout)
+    low, high = answer["intervals"]["step_time_ms"]
+    assert low < answer["step_time_ms"] < high
+    assert answer["memory_mib"] > 0

@@ -138,21 +138,3 @@ def test_only_usable_rows_are_evaluated(report, sheets, tmp_path):
     (result,) = report(*files, "--estimator", "faketensor")["results"]
     assert result["accuracy"]["count"] == 4
     assert result["without_spikes"]["count"] == 2
-
-
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        ([], "give labels"),
-        (["--train", "x.csv", "--test", "y.csv", "--suite", "paper"], "options of splits"),
-        (["--labels", "nowhere.csv"], "nowhere.csv cannot be read"),
-        (["--labels", "ALL", "--estimator", "nnlpq"], "did you mean 'nnlqp'"),
-        (["--labels", "ALL", "--metric", "power"], "none of the 18 labels has power_w"),
-        (["--device", "a100"], "no labels of a100"),
-    ],
-)  # fmt: skip
-def test_invalid_arguments_give_one_line_and_status_2(say, sheets, arguments, reason):
-    status, out, err = say(*[str(sheets[2]) if a == "ALL" else a for a in arguments])
-    assert (status, out) == (2, "")
-    assert reason in err
-    assert err.count("\n") == 1

@@ -79,21 +79,6 @@ def test_deep_learning_examples_time_whole_steps(tmp_path):
     assert [m.attempt_key for m in read_labels(path)] == [amp.attempt_key, fp32.attempt_key]
 
 
-@pytest.mark.parametrize(
-    ("content", "source", "message"),
-    [
-        (PYCLS, "deep-learning-examples", "not a sheet of deep-learning-examples"),
-        ("a,b\n1,2\n", None, "not a sheet of pycls or"),
-        (PYCLS.replace("106.6", "-1"), None, "line 2: step_ms is '-1'"),
-    ],
-)
-def test_unreadable_sheets_are_rejected_with_line_number(tmp_path, content, source, message):
-    path = tmp_path / "sheet.csv"
-    path.write_text(content)
-    with pytest.raises(InputError, match=message):
-        node_steps.parse_rows(path, source)
-
-
 # Sheets of memory and timm's, small ones of our own with the real ones' faults.
 
 

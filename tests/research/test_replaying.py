@@ -5,7 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from bench_samples import bench_samples
+from workload_samples import workloads
 
+from research.evaluation.benchmark import SplitKind, splits_of
 from research.peers.baselines import PriorAlone
 from research.replay.command import (
     Job,
@@ -16,12 +18,13 @@ from research.replay.command import (
     summary,
 )
 from research.replay.replay import JUDGED, Bench, ReplayPoint, named_strategy, replay
-from trappm.learner.acquisition import STRATEGIES
+from research.replay.strategies import STUDIED, ReplayRequest
+from research.tuning import Tuning, run_trials
+from trappm.learner.acquisition import STRATEGIES, PoolCovariance
 from trappm.learner.heads.physics_heads import Ours
 from trappm.learner.interface import Estimate
 from trappm.learner.physics.graph_prior import GraphPrior
 from trappm.learner.stats.errors import split_architectures
-from trappm.profiler.errors import InputError
 from trappm.profiler.records import Configuration
 
 
@@ -111,13 +114,6 @@ def test_failed_runs_use_a_label_and_are_predicted(samples, monkeypatch):
     assert requests[1].failure.min() > 0.99
 
 
-def test_invalid_replays_are_rejected(samples):
-    with pytest.raises(InputError, match="cannot acquire"):
-        next(replay(bench(samples), "random", 0, (10_000,)))
-    with pytest.raises(InputError, match="did you mean"):
-        named_strategy("rndom")
-
-
 # `python -m research replay`: pairs, areas, and their report.
 
 
@@ -183,3 +179,100 @@ def test_jackknife_error_equals_that_of_a_mean():
     assert jackknife_error(own, base) == pytest.approx(standard_error(percent))
     unknown = [[replace(p, seconds=None) for p in campaign] for campaign in own]
     assert jackknife_error(unknown, base) is None
+
+
+# Strategies that only replays offer: shares of families, coverage, LCMD, and their gradients.
+
+
+def request(n=60, seed=0, count=8, **options):
+    """A pool of six clusters, some of it labelled."""
+    generator = np.random.default_rng(seed)
+    cluster = generator.choice(6, n)
+    embeddings = generator.normal(0, 3, (6, 12))[cluster] + generator.normal(0, 0.5, (n, 12))
+    values = {
+        "embeddings": embeddings.astype(np.float32),
+        "static_features": np.exp(generator.normal(3, 1, (n, 6))),
+        "labelled": np.arange(0, n, 10),
+        "candidates": np.arange(n),
+        "count": count,
+        "generator": np.random.default_rng(seed + 1),
+        "families": [f"family {k}" for k in cluster],
+        "covariances": [PoolCovariance(generator.normal(0, 1, (n, 10)).astype(np.float32), 0.1)],
+    }
+    return ReplayRequest(**{**values, **options})
+
+
+def unlabelled(**options):
+    """The same pool without labels."""
+    return request(labelled=np.zeros(0, dtype=np.int64), **options)
+
+
+def picks_of(name, query):
+    return [pick.index for pick in named_strategy(name).select(query)]
+
+
+@pytest.mark.parametrize("name", [strategy.name for strategy in STUDIED])
+def test_only_open_candidates_are_picked_once_each(name):
+    for query in (request(candidates=np.arange(0, 60, 2)), unlabelled()):
+        picks = picks_of(name, query)
+        assert len(set(picks)) == 8
+        assert set(picks) <= set(query.open.tolist())
+
+
+def test_lcmd_agrees_with_bmdal_reg(monkeypatch):
+    """The reference peer, on the same vectors."""
+    pytest.importorskip("bmdal_reg")
+    monkeypatch.setattr(np, "Inf", np.inf, raising=False)  # bmdal_reg is older than NumPy 2
+    import torch
+    from bmdal_reg.bmdal.algorithms import select_batch
+    from bmdal_reg.bmdal.feature_data import TensorFeatureData
+
+    query = request(n=200, count=12)
+    points = torch.from_numpy(query.points)
+    theirs, _ = select_batch(
+        batch_size=12,
+        models=[torch.nn.Identity()],
+        data={
+            "train": TensorFeatureData(points[query.known]),
+            "pool": TensorFeatureData(points[query.open]),
+        },
+        y_train=None,
+        base_kernel="linear",
+        kernel_transforms=[],
+        selection_method="lcmd",
+        sel_with_train=True,
+    )
+    ours = picks_of("lcmd-gradients", replace(query, gradients=query.points))
+    assert query.open[theirs.numpy()].tolist() == ours
+
+
+# Studies begin with what is shipped, go on where they stopped, and see no held-out label.
+
+
+NAMES = [f"resnet{i}" for i in range(24)] + [f"vgg{i}" for i in range(8)]
+
+
+@pytest.fixture
+def tuning(zoo, measure, tmp_path):
+    """Labels of 32 architectures at three batch sizes, and a database for the study."""
+    names = dict(zip(dict.fromkeys(zoo.names), NAMES, strict=True))
+    configurations = [
+        Configuration(architecture=names[name], batch_size=graph.batch_size, input_size=16)
+        for name, graph in zip(zoo.names, zoo.graphs, strict=True)
+    ]
+    samples = bench_samples(configurations, workloads(zoo), measure(zoo.graphs)[:, 0])
+    return Tuning(f"sqlite:///{tmp_path / 'studies.db'}", "xgboost", samples, zoo.encoder)
+
+
+def silent(done, total, least):
+    pass
+
+
+def test_held_out_labels_do_not_change_a_study(tuning):
+    (split,) = splits_of(tuning.samples, SplitKind.ARCHITECTURES, [1337])
+    other = replace(
+        tuning.samples,
+        values=np.where(split.test, tuning.samples.values[::-1], tuning.samples.values),
+    )
+    finished = run_trials(tuning, 2, silent)
+    assert run_trials(replace(tuning, samples=other), 2, silent) == finished

@@ -7,7 +7,6 @@ import pytest
 
 from trappm.cluster.campaign.rules import (
     forecast_end,
-    stop_by_deadline,
     stop_by_target,
     upper_bound,
 )
@@ -82,10 +81,3 @@ def test_the_end_of_a_budget_is_forecast(rules, rule):
     assert coming.rule == rule
     assert coming.labels == pytest.approx(60)
     assert coming.at == START + datetime.timedelta(hours=1)
-
-
-def test_a_deadline_ends_a_campaign():
-    rules = StopRules(ends_at=START)
-    assert stop_by_deadline(rules, START - datetime.timedelta(seconds=1)) is None
-    assert stop_by_deadline(rules, START).rule == "clock"
-    assert stop_by_deadline(StopRules(labels=1), START) is None

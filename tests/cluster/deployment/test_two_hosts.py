@@ -20,17 +20,14 @@ import psutil
 import pytest
 import yaml
 from sqlalchemy import make_url
+from test_main_job import PATIENT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 ROOT = Path(__file__).parents[3]
 BUDGET = 3 + 5 + 2
 PLAN = {
     "name": "two-hosts", "devices": {"source": "cpu-2t"}, "canary": False,
-    "protocol": {
-        "name": "patient", "warmup_steps": 1, "min_steps": 3, "max_steps": 5, "max_seconds": 0.3,
-        "timeout_s": 120, "unstable_relative_iqr": 1e9, "unstable_lost_share": 1.0,
-    },
-    "learner": "laptop", "registry": "/srv/snapshots",
+    "protocol": PATIENT, "learner": "laptop", "registry": "/srv/snapshots",
     "evaluation": {"source": 3, "architecture_share": 0.3}, "initial": {"source": 5},
     "rounds": {"count": 1, "source": 2},
     "pool": {"groups": [{

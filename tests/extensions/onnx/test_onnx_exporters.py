@@ -4,7 +4,6 @@ The two files in `data` are of PyTorch's exporter of today (`dynamo=True`), whic
 slow tests make them again.
 """
 
-import warnings
 from collections import Counter
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import onnx
 import pytest
 import torch
 from onnx import TensorProto
-from onnx_export import export_onnx, file_graph
+from onnx_export import export_onnx, export_quietly, file_graph
 from small_modules import Function
 from torch import nn
 from torch.nn import functional
@@ -60,14 +59,12 @@ def layers():
 def test_the_older_exporter_gives_the_same_graph_at_every_opset(tmp_path, opset):
     module = layers()
     export_onnx(module, 8, tmp_path / "ours.onnx")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.onnx.export(
-            module, (torch.zeros(1, 3, 8, 8),), tmp_path / "m.onnx", dynamo=False,
-            opset_version=opset, input_names=["x"], dynamic_axes={"x": {0: "n"}},
-            do_constant_folding=False, training=torch.onnx.TrainingMode.PRESERVE,
-            keep_initializers_as_inputs=True,
-        )  # fmt: skip
+    export_quietly(
+        module, (torch.zeros(1, 3, 8, 8),), tmp_path / "m.onnx", dynamo=False,
+        opset_version=opset, input_names=["x"], dynamic_axes={"x": {0: "n"}},
+        do_constant_folding=False, training=torch.onnx.TrainingMode.PRESERVE,
+        keep_initializers_as_inputs=True,
+    )  # fmt: skip
     assert onnx.load(tmp_path / "m.onnx").opset_import[0].version == opset
     theirs, ours = file_graph(tmp_path / "m.onnx"), file_graph(tmp_path / "ours.onnx")
     assert theirs.content_hash == ours.content_hash

@@ -1,19 +1,18 @@
 """Files whose inputs are no images: traced by the file's own signature, or refused in one line."""
 
-import contextlib
-
 import numpy as np
 import onnx
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812  # the usual name
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
+from onnx_export import export_quietly
 from small_modules import Function, Parts
 from torch import nn
 
 import trappm
 from trappm.extensions.onnx.file_trace import file_trace, rebuild
-from trappm.profiler.errors import TrappmError
+from trappm.profiler.errors import TrappmError, UnsupportedModelError
 from trappm.profiler.memory.simulation import memory_of
 from trappm.profiler.models.model_input import ExampleInputs
 from trappm.profiler.trace import trace
@@ -59,13 +58,10 @@ class WithFacts(Parts):
 
 
 def exported(tmp_path, module, example, names, axes):
-    path = tmp_path / "m.onnx"
-    with contextlib.redirect_stdout(None):
-        torch.onnx.export(
-            module.eval(), example, path, dynamo=False, opset_version=17, input_names=names,
-            dynamic_axes=axes,
-        )  # fmt: skip
-    return path
+    return export_quietly(
+        module.eval(), example, tmp_path / "m.onnx", dynamo=False, opset_version=17,
+        input_names=names, dynamic_axes=axes,
+    )  # fmt: skip
 
 
 def tokens(batch_size=2, length=12):
@@ -173,3 +169,32 @@ def test_what_cannot_be_traced_is_refused_in_one_line(tmp_path, inputs, options,
     with pytest.raises(TrappmError, match=message) as refused:
         trappm.predict(path, device="a100", **options)
     assert "\n" not in str(refused.value)
+
+
+node = helper.make_node
+SCALES = [numpy_helper.from_array(np.float32(0.1), "s"), numpy_helper.from_array(np.uint8(0), "z")]
+WEIGHT = numpy_helper.from_array(np.zeros((16, 3, 3, 3), np.uint8), "w")
+DESIGNS = {
+    "between": [
+        node("QuantizeLinear", ["x", "s", "z"], ["q"]),
+        node("DequantizeLinear", ["q", "s", "z"], ["d"]),
+        node("DequantizeLinear", ["w", "s", "z"], ["v"]),
+        node("Conv", ["d", "v"], ["c"]),
+    ],
+    "inside": [
+        node("QuantizeLinear", ["x", "s", "z"], ["q"]),
+        node("QLinearConv", ["q", "s", "z", "w", "s", "z", "s", "z"], ["r"]),
+        node("DequantizeLinear", ["r", "s", "z"], ["c"]),
+    ],
+}
+
+
+@pytest.mark.parametrize("design", DESIGNS)
+def test_quantized_files_are_not_trained_and_their_weights_count(design, tmp_path):
+    nodes = [*DESIGNS[design], node("Flatten", ["c"], ["y"])]
+    path = saved(tmp_path, nodes, [value("x", FLOAT, ["n", 3, 32, 32])], [*SCALES, WEIGHT])
+    assert file_trace(path).graph.at(4).parameters.sum() == 16 * 3 * 3 * 3
+    with pytest.raises(UnsupportedModelError, match=r"is quantized .* phase infer"):
+        trappm.predict(path, device="a100", batch_size=4)
+    answer = trappm.predict(path, device="rtx4090", batch_size=4, phase="infer")
+    assert "cannot be rebuilt" in answer.missing["step_time_ms"]

@@ -1,10 +1,8 @@
 """A module rebuilt from an ONNX file has the training step of the module that was exported."""
 
-import contextlib
-
 import pytest
 import torch
-from onnx_export import export_onnx
+from onnx_export import export_onnx, export_quietly
 from small_modules import Function
 from torch import nn
 from torch.nn import functional as F  # noqa: N812  # the usual name
@@ -42,15 +40,12 @@ def test_the_rebuilt_step_is_that_of_the_original(tmp_path, architecture, input_
         )
 
 
-def exported(tmp_path, module, example, opset, **options):
-    path = tmp_path / "m.onnx"
-    with contextlib.redirect_stdout(None):
-        torch.onnx.export(
-            module, (example,), path, dynamo=False, opset_version=opset, input_names=["image"],
-            dynamic_axes={"image": {0: "batch"}, "out": {0: "batch"}}, output_names=["out"],
-            **options,
-        )  # fmt: skip
-    return path
+def exported(tmp_path, module, example, opset):
+    return export_quietly(
+        module, (example,), tmp_path / "m.onnx", dynamo=False, opset_version=opset,
+        input_names=["image"], output_names=["out"],
+        dynamic_axes={"image": {0: "batch"}, "out": {0: "batch"}},
+    )  # fmt: skip
 
 
 def classifier(body):
@@ -61,7 +56,6 @@ def classifier(body):
     )  # fmt: skip
 
 
-@pytest.mark.filterwarnings("ignore")  # of the exporter, about its own future
 @pytest.mark.parametrize("opset", [11, 17])
 @pytest.mark.parametrize(
     ("body", "operator"),

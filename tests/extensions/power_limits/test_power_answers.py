@@ -68,11 +68,3 @@ def test_devices_of_unknown_power_have_no_limit(tmp_path):
     assert "no model was trained on the power" in answer.missing["power_w"]
     with pytest.raises(InputError, match="nothing is known of the power of cpu-2t"):
         ask("cpu-2t", snapshot=folder, power_limit_w=100)
-
-
-def test_the_command_shows_power_its_source_and_the_best_limit(printed, as_json):
-    command = f"predict {MODEL} --batch-size {BATCH} --device v100 --power-limit"
-    assert "under a limit of 200 W" in printed(command, 200, "--explain")
-    answer = as_json(command, 200)
-    assert answer["power_limit_w"] == 200
-    assert answer["best_power_limit"]["saved"] > 0

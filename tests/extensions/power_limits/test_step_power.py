@@ -2,10 +2,9 @@
 
 import numpy as np
 import pytest
-from power_steps import CARD, constants, steps_of, traced_workloads
+from power_steps import steps_of, traced_workloads
 
-from research.priors.power_fit import PowerLabels, fit
-from trappm.extensions.power_limits.step_power import Sheet, Steps, power_of
+from trappm.extensions.power_limits.step_power import power_of
 from trappm.learner.physics.power import CONSTANTS
 from trappm.profiler.devices.catalogue import card_of, cards
 
@@ -39,33 +38,6 @@ def test_waiting_steps_draw_little_more_than_idle_power(workloads):
     # A limit costs it no time: the device has time enough.
     slow = steps.under(np.full(len(workloads), 100.0))
     assert slow.time_ms == pytest.approx(under.time_ms, rel=0.01)
-
-
-@pytest.mark.slow
-def test_constants_are_recovered_from_labels(workloads):
-    labels, sheet = [], Sheet.of(card_of(CARD))
-    truth = {"a": constants(idle=0.1, full=0.9), "b": constants(idle=0.2, full=0.5)}
-    for card, own in truth.items():
-        steps, time_ms = steps_of(workloads)
-        loads, usual = steps.loads, np.full(len(workloads), 250.0)
-        for limit in (250.0, 100.0):
-            limits = np.full(len(workloads), limit)
-            point = Steps.timed(loads, sheet, own, time_ms, usual).under(limits)
-            labels.append(PowerLabels(card, sheet, loads, time_ms, usual, limits, point.power_w,
-                                 point.time_ms, np.ones(len(workloads))))  # fmt: skip
-    fitted = fit(labels)
-    for part in labels:
-        errors = part.errors(fitted.cards[part.card].mean)
-        assert np.abs(errors).max() < 0.05
-    idle = CONSTANTS.index("idle")
-    a, b = (fitted.cards[name] for name in "ab")
-    assert np.exp(b.mean[idle] - a.mean[idle]) == pytest.approx(2.0, rel=0.1)
-    # Of another card less is known than of either, and the more so the more they differ.
-    for known in (a, b):
-        unsure = np.diag(fitted.unknown.covariance) / np.diag(known.covariance)
-        assert unsure[idle] > 10
-        assert np.all(unsure[[CONSTANTS.index("half"), CONSTANTS.index("tf32")]] == 1.0)
-    assert a.mean[idle] < fitted.unknown.mean[idle] < b.mean[idle]
 
 
 def test_known_power_states_its_source_and_uncertainty():

@@ -71,10 +71,6 @@ def test_no_step_reads_the_last_token(monkeypatch):
     assert contexts == [16, 18]
 
 
-def test_the_command_shows_the_time_of_a_token(printed):
-    assert "token" in printed("generate hf:llama-tiny --prompt 16 --tokens 2 --device a100")
-
-
 def test_cards_without_decode_steps_are_named():
     settings = {"prompt": 16, "tokens": 2, "batch_size": 64}
     known = generate("hf:llama-tiny", device="a100", precision="bf16", **settings)

@@ -2,7 +2,6 @@
 
 import pytest
 
-from trappm.profiler.errors import InputError
 from trappm.profiler.models.pool import PoolGroup, PoolSpec, build_pool
 
 
@@ -65,9 +64,3 @@ def test_group_may_mix_text_and_image_models():
 def test_invalid_group_of_transformers_gives_one_line(changes, message, refused):
     with refused(message):
         built(**changes)
-
-
-def test_too_large_group_is_rejected_before_expansion():
-    ranks = tuple(f"lora={rank}" for rank in range(1, 2000))
-    with pytest.raises(InputError, match="more than 1,000,000"):
-        built(methods=ranks, vocabularies=tuple(range(2, 2000)))

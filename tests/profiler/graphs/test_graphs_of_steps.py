@@ -3,40 +3,15 @@
 import pytest
 from traced_steps import graph_of
 
-from trappm.profiler.errors import TrappmError
-from trappm.profiler.models import zoo
 from trappm.profiler.records import MemoryFormat, Phase, Precision
 from trappm.profiler.traced_step import TraceSettings
 
 IN_MIXED_PRECISION = TraceSettings(Precision.AMP_BF16, MemoryFormat.CHANNELS_LAST)
-MODELS = (("test_vit", 64), ("test_efficientnet", 64))
-"""With and without attention."""
 
 
-def hashes(architecture, input_size):
-    """Return the hashes of inference, of training, and of training in mixed precision."""
-    yield graph_of(architecture, input_size).content_hash
+@pytest.mark.parametrize("architecture", ["test_vit", "test_efficientnet"])  # attention or none
+def test_training_steps_have_the_graph_of_inference(architecture):
+    hashes = {graph_of(architecture, 64).content_hash}
     for settings in (TraceSettings(), IN_MIXED_PRECISION):
-        yield graph_of(architecture, input_size, Phase.TRAIN, settings=settings).content_hash
-
-
-@pytest.mark.parametrize(("architecture", "input_size"), MODELS)
-def test_training_steps_have_the_graph_of_inference(architecture, input_size):
-    assert len(set(hashes(architecture, input_size))) == 1
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(7200)
-def test_training_steps_of_all_of_timm_have_the_graph_of_inference():
-    differ, traced = [], 0
-    for architecture in zoo.architectures(["*"]):
-        size = zoo.native_input_size(architecture) or 224
-        try:
-            first, *others = hashes(architecture, size)
-        except TrappmError:  # no graph, or a step that is not trained
-            continue
-        traced += 1
-        if set(others) != {first}:
-            differ.append(architecture)
-    assert differ == []
-    assert traced > 1000
+        hashes.add(graph_of(architecture, 64, Phase.TRAIN, settings=settings).content_hash)
+    assert len(hashes) == 1

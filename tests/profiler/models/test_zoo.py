@@ -8,18 +8,6 @@ from trappm.profiler.models import zoo
 from trappm.profiler.models.families import family_of
 
 
-@pytest.mark.parametrize(
-    ("name", "now"),
-    [
-        ("resnet50.a1_in1k", "resnet50"),  # the tag says how weights were trained
-        ("tf_efficientnet_b0_ns", "tf_efficientnet_b0"),  # so did old names
-        ("resnet1888.tag", "resnet1888"),
-    ],
-)
-def test_tags_and_old_names_resolve_to_current_architectures(name, now):
-    assert zoo.current_name(name) == now
-
-
 def test_old_names_and_tags_build_the_same_model():
     with torch.device("meta"):
         old, new = (zoo.create_model(n, 64) for n in ("tv_resnet34", "resnet34.tv_in1k"))

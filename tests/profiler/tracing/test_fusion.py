@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from small_modules import Function, Parts
+from small_modules import Function
 from torch import nn
 
 from trappm.profiler.records import Execution, MemoryFormat, Phase, Precision
@@ -34,14 +34,6 @@ def of_kind(table, *kinds):
 
 def convolution(channels=3):
     return nn.Conv2d(channels, 16, 1, bias=False)
-
-
-class Residual(Parts):
-    """Two branches whose sum is one kernel; the second one is longer."""
-
-    def forward(self, images):
-        x = torch.relu(self.stem(images))
-        return self.tail(torch.relu(self.norm(self.branch(x)) + x))
 
 
 def test_what_follows_a_convolution_is_one_kernel():

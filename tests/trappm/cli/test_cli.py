@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from trappm.profiler.devices import local_devices
-
 
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch):
@@ -75,11 +73,6 @@ def test_validate_lists_every_fault_and_starts_nothing(command, tmp_path):
     wrong = {"devices": {"source": "a100"}, "initial": {"source": 99}}
     status, _, err = command("campaign validate", _small_campaign(tmp_path, **wrong))
     assert (status, len(err.splitlines())) == (2, 2)
-
-
-def test_devices_of_this_machine_are_listed(printed):
-    lines = printed("measure --devices").splitlines()
-    assert [line.split()[0] for line in lines] == local_devices()
 
 
 def test_several_batch_sizes_and_precisions_give_each_answer(printed, as_json, refusal):

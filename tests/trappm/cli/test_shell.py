@@ -6,9 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.main import get_command
 
-from trappm.cli import app, run, shell
+from trappm.cli import run, shell
 from trappm.store import Home, Store
 
 TRAPPM = Path(sys.executable).with_name("trappm")
@@ -79,15 +78,3 @@ def test_an_unwritable_output_is_reported_in_one_line(home):
         )  # fmt: skip
     assert done.returncode == 1
     assert done.stderr == ("trappm: error: the output cannot be written: No space left on device\n")
-
-
-def test_help_of_every_command_has_an_example(capsys):
-    commands = [([], get_command(app))]
-    for path, command in commands:  # the list grows as groups are met
-        commands += [
-            ([*path, name], subcommand)
-            for name, subcommand in getattr(command, "commands", {}).items()
-        ]
-        assert run([*path, "--help"]) == 0
-        assert "Example: trappm" in capsys.readouterr().out
-    assert len(commands) > 20

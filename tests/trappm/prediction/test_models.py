@@ -8,6 +8,7 @@ import sys
 
 import psutil
 import pytest
+from hostile_files import amplified as amplified_files
 from onnx import TensorProto, helper
 from onnx_export import export_onnx
 
@@ -26,24 +27,12 @@ from trappm.profiler.traced_step import TraceSettings
 SHAPE = ["n", 3, 8, 8]
 
 
-def varint(number):
-    data = b""
-    while number > 127:
-        data += bytes([number & 127 | 128])
-        number >>= 7
-    return data + bytes([number])
-
-
 @pytest.fixture(scope="module")
 def amplified(tmp_path_factory):
     """Twenty megabytes of empty records, which protobuf unpacks to six gigabytes."""
-    image, result = (helper.make_tensor_value_info(n, TensorProto.FLOAT, SHAPE) for n in "xy")
-    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [image], [result])
-    model = helper.make_model(graph)
-    data = graph.SerializeToString() + b"\x6a\x00" * 10_000_000
-    model.ClearField("graph")
     path = tmp_path_factory.mktemp("files") / "amplified.onnx"
-    path.write_bytes(model.SerializeToString() + b"\x3a" + varint(len(data)) + data)
+    files = amplified_files()
+    path.write_bytes(next(content for name, content in files if name == "empty value infos"))
     return path
 
 

@@ -12,7 +12,7 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GCNConv, global_mean_pool
 
 import trappm
-from trappm.profiler.errors import InputError, UnsupportedModelError
+from trappm.profiler.errors import InputError, TraceTimeoutError, UnsupportedModelError
 from trappm.profiler.memory.breakdown import Part
 from trappm.profiler.memory.simulation import memory_of
 from trappm.profiler.trace import trace
@@ -357,3 +357,36 @@ def test_options_of_the_training_loop_change_the_breakdown(as_json, refusal):
     words = "predict resnet18 --device a100 --batch-size 64"
     usual, grown = (as_json(words, *o.split())["memory_mib"] for o in ("", "--expandable-segments"))
     assert grown < usual
+
+
+class Deciding(nn.Module):
+    """A classifier of many layers whose operators depend on computed values."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(192, 10)
+
+    def forward(self, images):
+        scores = self.head(images.flatten(1))
+        for _ in range(50):
+            if scores.mean() < 1e9:
+                scores = scores * 2
+        return scores
+
+
+def test_running_on_values_ends_after_the_limit_with_one_line(refused):
+    words = "Deciding depends on the values.*more than 0.001 s.*more trace_seconds"
+    with refused(words, TraceTimeoutError):
+        ask(Deciding(), torch.rand(4, 3, 8, 8), targets=LABELS[:4], trace_seconds=0.001)
+
+
+def test_traces_without_values_and_names_have_no_limit(module_home):
+    answer = ask(classifier(), images(12), LABELS, trace_seconds=0.001)
+    assert answer.memory_source == "traced"
+    assert trappm.predict("test_resnet", device="a100", trace_seconds=0.001).memory_mib
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), "2"])
+def test_a_limit_that_is_no_time_is_refused(seconds):
+    with pytest.raises(InputError, match="trace_seconds is"):
+        ask(classifier(), images(12), LABELS, trace_seconds=seconds)
