@@ -1,8 +1,11 @@
 """The tools, asked by the client of the protocol's own package."""
 
 import json
+import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import anyio
 import pytest
@@ -16,6 +19,14 @@ from trappm.store import Home, Store
 MODEL = {"model": "test_resnet", "batch_size": 4, "input_size": 64}
 OPTIONS = "test_resnet --batch-size 4 --input-size 64"
 RUN = {"epochs": 90, "samples": 1_281_167}
+PAGE = Path(__file__).parents[3] / "docs/assistants.md"
+COMMAND = """#!{python}
+import os, sys
+sys.path[:0] = {path!r}
+os.environ["TRAPPM_HOME"] = {home!r}
+from trappm.cli import main
+main()
+"""
 NOISY = """
 from trappm.extensions.mcp import server, tools
 quiet = tools.predict
@@ -132,3 +143,15 @@ def test_nothing_but_the_protocol_is_on_standard_output():
     assert rest == ""
     assert "noise" in errors
     assert process.returncode == 0
+
+
+def test_the_example_of_the_page_runs(home, tmp_path, monkeypatch, capsys):
+    code, shown = re.search(
+        r"```python\n(.*?)```\n\n```\n(.*?)```", PAGE.read_text(), re.DOTALL
+    ).groups()
+    command = tmp_path / "trappm"
+    command.write_text(COMMAND.format(python=sys.executable, path=sys.path, home=str(home)))
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    exec(code, {})  # noqa: S102
+    assert capsys.readouterr().out.split() == shown.split()

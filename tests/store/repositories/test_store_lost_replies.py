@@ -1,5 +1,6 @@
 """A commit whose reply is lost is repeated: the store and the answer are those of one commit."""
 
+import inspect
 import json
 import re
 
@@ -130,6 +131,22 @@ CASES = {
     ),
 }
 """Functions that prepare a store with a campaign and return the call to repeat, by method."""
+
+
+def writing_methods(store):
+    parts = {name: part for name, part in vars(store).items() if name != "database"}
+    return {
+        f"{name}.{method}"
+        for name, part in parts.items()
+        for method, function in inspect.getmembers(type(part), inspect.isfunction)
+        if hasattr(function, "__wrapped__")
+        and inspect.getsource(function.__wrapped__).lstrip().startswith("@writing")
+    }
+
+
+@pytest.mark.parametrize("databases", ["sqlite"], indirect=True)
+def test_every_writing_method_has_a_case(store):
+    assert writing_methods(store) == {name.split(" ")[0] for name in CASES}
 
 
 def what_it_leaves(databases, folder, case, lost):

@@ -53,6 +53,17 @@ def test_cpu_predictions_use_labels_of_other_hosts():
     assert any(remark in line for line in answer.remarks)
 
 
+def test_the_shipped_snapshot_is_complete_and_documented():
+    manifest, contents = read_whole(SHIPPED)
+    assert sum(map(len, contents.values())) < 20_000_000
+    gpus = {"a100-40gb", "h100", "rtx3090", "rtx4090", "v100-16gb"}
+    assert gpus | {"cpu-1t", "cpu-2t"} == set(manifest.heads)
+    assert set(manifest.heads["rtx3090"]) == {"train", "infer"}
+    assert all(source.file and source.source for source in manifest.sources)
+    assert manifest.errors["a100-40gb"]["train"]["memory_mib"].mape < 4
+    assert re.fullmatch("[0-9a-f]{12}", manifest.versions["commit"])  # of a clean tree
+
+
 @pytest.mark.extension("power_limits")
 def test_the_shipped_snapshot_answers_with_sources(answer):
     assert answer.device == "a100-40gb"

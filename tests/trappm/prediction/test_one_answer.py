@@ -38,6 +38,37 @@ def timm_model(name, pixels=224):
     return Way(name, make, (3, pixels, pixels))
 
 
+def torchvision_model(name):
+    def make():
+        import torchvision
+
+        return torchvision.models.get_model(name, weights=None)
+
+    return Way(None, make)
+
+
+class Logits(nn.Module):
+    """A vision model of Transformers that returns its logits."""
+
+    def __init__(self, config):
+        super().__init__()
+        import transformers
+
+        self.body = transformers.AutoModelForImageClassification.from_config(config)
+
+    def forward(self, pixels):
+        return self.body(pixel_values=pixels).logits
+
+
+def transformers_model(name, **sizes):
+    def make():
+        import transformers
+
+        return Logits(getattr(transformers, name)(**sizes))
+
+    return Way(None, make)
+
+
 def small():
     return nn.Sequential(
         nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.AdaptiveAvgPool2d(1),
@@ -45,11 +76,18 @@ def small():
     )  # fmt: skip
 
 
-WAYS = {
+FAST = {
     "test_resnet": timm_model("test_resnet", 160),
-    "resnet18": timm_model("resnet18"),
     "own convolutions": Way(None, small, (3, 64, 64)),
 }
+SLOW = {
+    "test_vit": timm_model("test_vit", 160),
+    **{name: timm_model(name) for name in (
+        "resnet18", "vit_tiny_patch16_224", "convnext_atto", "efficientnet_b0", "levit_128s",
+    )},
+    "shufflenet of torchvision": torchvision_model("shufflenet_v2_x0_5"),
+    "ViT of Transformers": transformers_model("ViTConfig", num_hidden_layers=2),
+}  # fmt: skip
 
 
 def predictions(way, folder=None):
@@ -86,9 +124,16 @@ def assert_one_answer(answers):
                 assert is_close, (first.model, first.device, how, figure, *values)
 
 
-@pytest.mark.parametrize("model", WAYS)
+@pytest.mark.parametrize("model", FAST)
 def test_a_step_has_one_answer_however_its_model_is_given(model):
-    assert_one_answer(predictions(WAYS[model]))
+    assert_one_answer(predictions(FAST[model]))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("model", SLOW)
+def test_models_of_all_sources_have_one_answer_however_they_are_given(model):
+    assert_one_answer(predictions(SLOW[model]))
 
 
 @pytest.mark.slow
@@ -96,7 +141,7 @@ def test_a_step_has_one_answer_however_its_model_is_given(model):
 @pytest.mark.parametrize("model", ["test_resnet", "resnet18"])
 def test_an_exported_file_has_the_answer_of_its_module(model, tmp_path):
     pytest.importorskip("onnxscript")
-    assert_one_answer(predictions(WAYS[model], tmp_path))
+    assert_one_answer(predictions((FAST | SLOW)[model], tmp_path))
 
 
 @pytest.mark.parametrize("card", CARDS)
