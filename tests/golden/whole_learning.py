@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -17,6 +18,7 @@ from trappm.learner.heads.physics_heads import starting_prior, train_heads
 from trappm.learner.interface import Predictions, Workload
 from trappm.learner.paper.encoder import random_encoder
 from trappm.profiler.devices.catalogue import spec_of
+from trappm.profiler.records import Optimizer, Phase, Precision
 
 TRAINED = 24
 """Labelled workloads of 48; what is predicted of the others is recorded."""
@@ -62,9 +64,10 @@ def _of_graphs() -> Iterator[dict[str, Any]]:
     encoder = random_encoder(graphs, SMALL.encoder, np.random.default_rng(0))
     embeddings = encoder.embed(graphs)
     yield {"embedding": _numbers(embeddings[:2])}
+    how = itertools.cycle(itertools.product(Phase, (Precision.FP32, Precision.AMP_BF16), Optimizer))
     workloads = [
-        Workload(graph=graph, embedding=embedding)
-        for graph, embedding in zip(graphs, embeddings, strict=True)
+        Workload(graph=g, embedding=e, phase=phase, precision=precision, optimizer=optimizer)
+        for g, e, (phase, precision, optimizer) in zip(graphs, embeddings, how, strict=False)
     ]
     rows = np.random.default_rng(1).permutation(len(graphs))
     training, others = rows[:TRAINED].tolist(), rows[TRAINED::4].tolist()
