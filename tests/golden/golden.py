@@ -35,10 +35,14 @@ def campaign_rows() -> list[dict[str, Any]]:
     from fakes import FakeWorkers, ran
     from store_whole import fill
 
+    from trappm.reports.campaign_facts import campaign_facts
     from trappm.store import Store
 
     with tempfile.TemporaryDirectory() as folder, Store.open(f"sqlite:///{folder}/s.db") as store:
-        ran(store, FakeWorkers(faults={2: "error", 5: "unstable", 7: "oom"}))
+        run = ran(store, FakeWorkers(faults={2: "error", 5: "unstable", 7: "oom"}))
+        facts = {"table": "facts", **campaign_facts(store, run.id).to_json()}
+        for device in facts["devices"].values():
+            del device["attempts_per_minute"]
         fill(store)
         tables = sqlalchemy.MetaData()
         tables.reflect(store.database.engine)
@@ -53,7 +57,7 @@ def campaign_rows() -> list[dict[str, Any]]:
         campaign_ids = [campaign.id for campaign in store.campaigns.all()]
     for row in rows:
         row.pop("owner_process", None)
-    text = json.dumps(rows, default=lambda value: type(value).__name__)
+    text = json.dumps([*rows, facts], default=lambda value: type(value).__name__)
     drawn = re.compile("|".join([r"\b[0-9a-f]{32}\b", *campaign_ids]))
     numbers: dict[str, str] = {}
     text = drawn.sub(lambda name: numbers.setdefault(name[0], f"#{len(numbers)}"), text)
