@@ -1,13 +1,14 @@
 """Records without torch, and the content hash: blind to the order of nodes, and to nothing else."""
 
 import dataclasses
+import sys
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trappm.profiler.errors import InputError, TrappmError
+from trappm.profiler.errors import InputError, MissingLibraryError, TrappmError
 from trappm.profiler.records import (
     Configuration,
     Execution,
@@ -244,3 +245,15 @@ def test_changed_edges_change_the_hash(template, data):
         template, edges=np.array(sorted(edges), dtype=np.int64).reshape(-1, 2)
     )
     assert other.content_hash != template.content_hash
+
+
+def test_only_optimizers_of_other_libraries_need_one(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    for optimizer in set(Optimizer) - {Optimizer.ADAMW_8BIT}:
+        optimizer.require_library()
+    with pytest.raises(MissingLibraryError, match="pip install bitsandbytes"):
+        Optimizer.ADAMW_8BIT.require_library()
+    monkeypatch.delitem(sys.modules, "bitsandbytes")
+    (tmp_path / "bitsandbytes.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    Optimizer.ADAMW_8BIT.require_library()
