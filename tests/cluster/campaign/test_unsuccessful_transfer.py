@@ -64,3 +64,20 @@ def test_unsuccessful_transfer_is_not_published(learner, tmp_path, monkeypatch):
     errors = snapshot.manifest.errors["cpu-1t"]["train"]
     from_scratch = learner.training.transfer["cpu-1t"]["step_time_ms"].from_scratch
     assert errors["step_time_ms"].mape == pytest.approx(from_scratch)
+
+
+def test_errors_of_folds_count_by_their_labels():
+    """Three folds, of five, seven and three labels; the error of each is that number."""
+    groups = [name for at, name in enumerate("abcde", 1) for _ in range(at)]
+    labels = [label(configuration(at + 1), "cpu-1t", 1.0, "train") for at in range(len(groups))]
+
+    def judge(heads, held_out):
+        error = float(len(held_out)) * (1 if heads == "transferred" else 2)
+        return {"step_time_ms": {"mape": error, "count": len(held_out)}}
+
+    errors = campaign_learner.cross_validate(
+        labels, groups, "source", lambda rest, init, _: "transferred" if init else "scratch",
+        judge, lambda done, total: None,
+    )  # fmt: skip
+    mean = (5 * 5 + 7 * 7 + 3 * 3) / 15
+    assert errors == {"step_time_ms": TransferErrors(mean, 2 * mean)}

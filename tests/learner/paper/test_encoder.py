@@ -40,6 +40,19 @@ def test_training_separates_edges_from_other_pairs(zoo, small):
     assert auc > 0.6
 
 
+def test_drawn_pairs_are_no_edges_and_lie_in_one_graph(zoo):
+    batch = batch_of(zoo, zoo.graphs[:3])
+    edges = {frozenset(pair) for pair in batch.edge_index.T.tolist()}
+    torch.manual_seed(0)
+    drawn = [sample_negatives(batch) for _ in range(20)]
+    for first, second in torch.cat(drawn, dim=1).T.tolist():
+        assert frozenset((first, second)) not in edges
+        assert first != second
+        assert batch.batch[first] == batch.batch[second]
+    sources = batch.edge_index[0].unique()
+    assert torch.equal(torch.cat(drawn, dim=1)[0].unique(), sources)
+
+
 def test_equal_seeds_give_equal_encoders(zoo, small):
     preset = replace(small.encoder, steps=2)
 

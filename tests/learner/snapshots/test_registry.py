@@ -171,6 +171,17 @@ def test_a_damaged_copy_is_reported_and_not_replaced(here, tmp_path):
         Registry(here).pull(name, tmp_path / name)
 
 
+def test_a_file_that_was_changed_in_the_registry_is_not_pulled(here, tmp_path):
+    name = write_sample(here)
+    file = here / name / "heads-a-1.safetensors"
+    file.write_bytes(bytes(reversed(file.read_bytes())))
+    with pytest.raises(SnapshotError, match=r"heads-a-1\.safetensors"):
+        Registry(here).contents(name)
+    with pytest.raises(SnapshotError):
+        Registry(here).pull(name, tmp_path / name)
+    assert not (tmp_path / name).exists()
+
+
 FORK = multiprocessing.get_context("fork")  # a fresh interpreter would take seconds to start
 
 

@@ -17,7 +17,7 @@ from store_samples import (
 )
 
 from trappm.profiler.errors import CampaignError, StoreError
-from trappm.profiler.records import Precision
+from trappm.profiler.records import Optimizer, Precision
 from trappm.store import LabelFilter
 from trappm.store.records import MAX_LOSSES
 
@@ -169,3 +169,16 @@ def test_labels_of_other_conditions_are_not_adopted(store):
     campaign_id = campaign_with(store, [configuration(1)])
     store.assignments.adopt_labels(campaign_id, DEVICE, usual.fingerprint, "quick")
     assert states(store, campaign_id) == [("open", 0, 0)]
+
+
+def test_labels_of_pairs_have_their_architecture_size_and_settings(store):
+    asked = configuration(2)
+    others = [
+        configuration(3), configuration(2, input_size=96), configuration(2, architecture="vgg11"),
+        configuration(2, optimizer=Optimizer.ADAM),
+    ]  # fmt: skip
+    store.measurements.record_many([measurement(what) for what in (asked, *others)])
+    pairs = [(asked.architecture, asked.input_size), ("vgg11", 96)]
+    (label,) = store.labels.of_pairs(pairs, asked, DEVICE)
+    assert label.configuration == asked
+    assert store.labels.of_pairs(pairs, asked, "cpu-9t") == []
