@@ -69,6 +69,7 @@ def _of_graphs() -> Iterator[dict[str, Any]]:
         Workload(graph=g, embedding=e, phase=phase, precision=precision, optimizer=optimizer)
         for g, e, (phase, precision, optimizer) in zip(graphs, embeddings, how, strict=False)
     ]
+    yield {"static_features": [_numbers(w.static_features) for w in workloads[:24:5]]}
     rows = np.random.default_rng(1).permutation(len(graphs))
     training, others = rows[:TRAINED].tolist(), rows[TRAINED::4].tolist()
     values = costs(graphs, noise_seed=1)

@@ -27,6 +27,9 @@ SIZE = 8
 WIDTH = 12
 """Channels of what the operators below are called with: (B, 12, 8, 8), or of 64 tokens."""
 
+LENGTHS = torch.full((2,), 64)
+"""Of the sequences of two samples."""
+
 OF_IMAGES: dict[str, Callable[[Tensor], Tensor]] = {
     "activations": lambda x: F.elu(x) + F.leaky_relu(x) * F.hardsigmoid(x) - F.silu(F.mish(x)),
     "arithmetic": lambda x: (2 - x) / (1 + x * x) + x.clamp(-1, 1) + x.clamp(min=0).sqrt(),
@@ -93,6 +96,13 @@ OF_TOKENS: dict[str, tuple[Callable[[Any, Tensor], Tensor], dict[str, Any]]] = {
     "sequences": (
         lambda self, x: self.up(self.down(x.mT)).mT,
         {"down": nn.Conv1d(WIDTH, 8, 4, 2, 1), "up": nn.ConvTranspose1d(8, WIDTH, 4, 2, 1)},
+    ),
+    "CTC": (
+        lambda self, x: x * F.ctc_loss(
+            x.log_softmax(-1).transpose(0, 1), torch.ones((len(x), 5), dtype=torch.long), LENGTHS,
+            LENGTHS // 13,
+        ),
+        {},
     ),
     "bilinear": (lambda self, x: self.two(x, x), {"two": nn.Bilinear(WIDTH, WIDTH, WIDTH)}),
     "tables": (

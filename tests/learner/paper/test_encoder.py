@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch_geometric.nn import global_add_pool
+from workload_samples import one_layer
 
 from trappm.learner.paper.distinct_nodes import classes_of, node_keys
 from trappm.learner.paper.encoder import (
@@ -62,6 +63,13 @@ def test_equal_seeds_give_equal_encoders(zoo, small):
 
     assert torch.equal(weights(3), weights(3))
     assert not torch.equal(weights(3), weights(4))
+
+
+def test_graphs_without_edges_are_scaled_and_not_learned_from(zoo, small):
+    encoder = train_encoder(
+        [*zoo.graphs[:12], one_layer(10)], replace(small.encoder, steps=2), np.random.default_rng(0)
+    )
+    assert encoder.embed([one_layer(10)]).shape == (1, encoder.width)
 
 
 def test_embeddings_sum_over_nodes_and_ignore_other_graphs(zoo):

@@ -132,6 +132,29 @@ def test_skipped_optimizer_steps_are_disturbances(monkeypatch):
     assert run.steps_in_window == 4
 
 
+@pytest.mark.parametrize("optimizer", [Optimizer.SGD, Optimizer.MOMENTUM, Optimizer.ADAMW])
+def test_optimizers_keep_the_states_of_their_kind(monkeypatch, optimizer):
+    model = Overflowing()
+    _, device = run_recorded(monkeypatch, model, optimizer=optimizer)
+    kept = [t for state in device.optimizers[0].state.values() for t in state.values()]
+    states = [t for t in kept if isinstance(t, torch.Tensor) and t.dim()]  # but counts of steps
+    assert len(states) == optimizer.states_per_parameter * len(list(model.parameters()))
+
+
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16, Precision.AMP_BF16])
+def test_a_precision_decides_about_autocast_and_types(monkeypatch, precision):
+    seen = set()
+
+    class Seeing(Overflowing):
+        def forward(self, images):
+            seen.add((torch.is_autocast_enabled("cpu"), images.dtype))
+            return super().forward(images)
+
+    run_recorded(monkeypatch, Seeing(), precision=precision)
+    of_images = torch.bfloat16 if precision is Precision.BF16 else torch.float32
+    assert seen == {(precision is Precision.AMP_BF16, of_images)}
+
+
 def test_slow_devices_warm_up_longer(monkeypatch):
     clock = itertools.count(100.0, 0.125)
     monkeypatch.setattr(step_module.time, "monotonic", lambda: next(clock))
